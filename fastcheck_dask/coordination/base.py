@@ -1,0 +1,153 @@
+"""What FastCheck asks of a coordinator: who is alive, who owns a run, what was committed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Protocol
+
+from fastcheck_dask.errors import UnknownFormatError
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One storage node as its registration describes it."""
+
+    name: str
+    #: Address of the data port, ``fcs://host:port``.
+    address: str
+    rack: str
+    host: str
+    capacity_bytes: int
+    state: str = "available"
+
+    def to_bytes(self) -> bytes:
+        """Return the description as canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> NodeInfo:
+        """Undo :meth:`to_bytes`; fields that this version does not know are dropped."""
+        try:
+            found = json.loads(data)
+            info = cls(**{field.name: found[field.name] for field in fields(cls)})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UnknownFormatError(
+                f"node description of {len(data)} bytes cannot be read: {error!r}"
+            ) from error
+        texts = (info.name, info.address, info.rack, info.host, info.state)
+        if type(info.capacity_bytes) is not int or not all(isinstance(text, str) for text in texts):
+            raise UnknownFormatError(f"node description has a field of the wrong type: {info}")
+        return info
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """What makes a generation visible. The manifest lies with the nodes and in the object tier; this names it."""
+
+    run: str
+    generation: int
+    tag: str
+    #: By which the author recognises its own write when the reply was lost.
+    token: str
+    #: sha256 of the manifest's bytes, hex.
+    manifest_digest: str
+    #: Names of the storage nodes by shard index, the parity node last; empty without a peer tier.
+    nodes: tuple[str, ...]
+    #: Data-port addresses in the same order.
+    addresses: tuple[str, ...]
+    #: Number of data shards; 0 without a peer tier.
+    shards: int
+    parity: bool
+    raw_bytes: int
+    created_unix: float
+    #: Whether the object tier has it, complete and with its commit marker.
+    persisted: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return the record as canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CommitRecord:
+        """Undo :meth:`to_bytes`."""
+        try:
+            fields = json.loads(data)
+            fields["nodes"], fields["addresses"] = tuple(fields["nodes"]), tuple(fields["addresses"])
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UnknownFormatError(f"commit record of {len(data)} bytes cannot be read: {error}") from error
+
+    def as_persisted(self) -> CommitRecord:
+        """Return the record with `persisted` set."""
+        return replace(self, persisted=True)
+
+
+class Registration(Protocol):
+    """A node's place in the registry; it ends with the process that made it, or when closed."""
+
+    def update(self, info: NodeInfo) -> None:
+        """Replace what the registry says of the node."""
+        ...
+
+    def close(self) -> None:
+        """Leave the registry. Idempotent."""
+        ...
+
+
+class RunClaim(Protocol):
+    """Ownership of a run by one live process; at most one exists at a time."""
+
+    run: str
+    #: Grows with each claim of the run: a write under an older number is refused with `FencedError`.
+    fencing_token: int
+
+    def close(self) -> None:
+        """Give the run back. Idempotent."""
+        ...
+
+
+class Coordinator(Protocol):
+    """The coordinator.
+
+    Every method blocks for at most the time-out that the implementation was made with, may be called from
+    any thread, and raises `CoordinationError` when the coordinator cannot be reached.
+    """
+
+    def register(self, info: NodeInfo) -> Registration:
+        """Announce a storage node. A live node of the same name raises `CoordinationError`."""
+        ...
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """Return the live storage nodes, sorted by name."""
+        ...
+
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
+        """Own a run; `RunInUseError` names the present owner when it is still there after `wait_seconds`."""
+        ...
+
+    def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
+        """Publish a generation: the decision and ``latest`` in one transaction, first writer wins.
+
+        Committing again with the token that won returns the stored record. `CommitConflictError` when the
+        generation was decided with another token, or is not greater than the latest; `FencedError` when the
+        claim is no longer in force. (An author commits latest + 1; a coordinator that lost its data may be told
+        of a later one first, because the object tier knew it.)
+        """
+        ...
+
+    def mark_persisted(self, run: str, generation: int, token: str) -> None:
+        """Note that the object tier has a generation. Idempotent; unknown generations are ignored."""
+        ...
+
+    def latest(self, run: str) -> CommitRecord | None:
+        """Return the newest committed generation of a run, None if there is none."""
+        ...
+
+    def commits(self, run: str) -> tuple[CommitRecord, ...]:
+        """Return all committed generations of a run, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """End the session: registrations and claims made through it are over. Idempotent."""
+        ...

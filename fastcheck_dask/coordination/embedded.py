@@ -1,0 +1,292 @@
+"""A coordinator for one machine: a SQLite file, and the kernel's word on who is alive."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Final
+
+from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.base import CommitRecord, NodeInfo, Registration, RunClaim
+from fastcheck_dask.coordination.commits import (
+    bounded,
+    check_commit,
+    conflicting_mark,
+    judge,
+    read_record,
+)
+from fastcheck_dask.coordination.processes import ProcessIdentity
+from fastcheck_dask.coordination.sqlite_file import SqliteFile
+from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, RunInUseError, SessionLostError
+from fastcheck_dask.ids import check_name
+
+_POLL_SECONDS: Final = 0.02
+#: Sessions of this process that are not closed: a program that replaced itself by exec keeps pid and start time.
+_OPEN_SESSIONS: set[str] = set()
+
+#: session, pid, started, boot: the columns by which a row is bound to a process.
+_Binding = tuple[str, int, int, str]
+
+
+class EmbeddedCoordinator:
+    """Coordination through a SQLite file, for processes of one machine.
+
+    Rows of the registry and of claims count only while the process that wrote them lives, so nothing has to
+    be renewed and a killed process is noticed at the next question. Any thread may call; a call blocks for
+    at most `timeout_seconds` (and `wait_seconds` in :meth:`claim`). A forked child may not use it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, created with its directory if missing. On a local disk.
+    timeout_seconds : float
+        How long a call waits for other processes' transactions.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be used, or was written by a newer version.
+
+    Notes
+    -----
+    Processes in other containers look dead, because their pids mean nothing here. What they commit is
+    fenced all the same: whoever claims a run takes it from the one before.
+    """
+
+    def __init__(self, path: str | Path, *, timeout_seconds: float = 10.0) -> None:
+        self._process = ProcessIdentity.of_this_process()
+        self._session = secrets.token_hex(16)
+        self._file = SqliteFile(Path(path).expanduser().absolute(), timeout_seconds)
+        self._closed = threading.Event()
+        _OPEN_SESSIONS.add(self._session)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    def register(self, info: NodeInfo) -> Registration:
+        """Announce a storage node; see `Coordinator`."""
+        self._check_usable()
+        data = _node_bytes(info)
+        with self._file.transaction(write=True) as connection:
+            row = connection.execute(
+                "SELECT session, pid, started, boot FROM nodes WHERE name = ?", (info.name,)
+            ).fetchone()
+            if row is not None and _alive(row):
+                raise CoordinationError(
+                    f"a storage node named {info.name!r} is registered by process {row[1]}, which is alive; "
+                    "give this one another name"
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO nodes (session, pid, started, boot, name, info) VALUES (?,?,?,?,?,?)",
+                (*self._binding(), info.name, data),
+            )
+        return _EmbeddedRegistration(self, info.name)
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """Return the live storage nodes, sorted by name."""
+        self._check_usable()
+        with self._file.transaction(write=False) as connection:
+            rows = connection.execute(
+                "SELECT session, pid, started, boot, info FROM nodes ORDER BY name"
+            ).fetchall()
+        return tuple(NodeInfo.from_bytes(info) for *binding, info in rows if _alive(tuple(binding)))
+
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
+        """Own a run; see `Coordinator`."""
+        check_name(run, "run")
+        deadline = Deadline.after(wait_seconds)
+        while True:
+            self._check_usable()
+            taken = self._try_claim(run, owner)
+            if isinstance(taken, int):
+                return EmbeddedClaim(self, run, taken)
+            if deadline.passed:
+                raise RunInUseError(
+                    f"run {run} is owned by {taken}, which is alive; close it first, or use another directory"
+                )
+            self._closed.wait(min(_POLL_SECONDS, deadline.left() or 0.0))
+
+    def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
+        """Publish a generation; see `Coordinator`."""
+        self._check_usable()
+        data = check_commit(record, claim)
+        with self._file.transaction(write=True) as connection:
+            latest = connection.execute(
+                "SELECT max(generation) FROM commits WHERE run = ?", (record.run,)
+            ).fetchone()[0]
+            stored = judge(
+                record,
+                stored=_stored(connection, record.run, record.generation),
+                latest=latest,
+                in_force=self._in_force(connection, claim),
+            )
+            if stored is not None:
+                return stored
+            connection.execute(
+                "INSERT INTO commits (run, generation, record) VALUES (?,?,?)",
+                (record.run, record.generation, data),
+            )
+        return record
+
+    def mark_persisted(self, run: str, generation: int, token: str) -> None:
+        """Note that the object tier has a generation; see `Coordinator`."""
+        self._check_usable()
+        with self._file.transaction(write=True) as connection:
+            stored = _stored(connection, run, generation)
+            if stored is None:
+                return
+            if stored.token != token:
+                raise conflicting_mark(run, generation)
+            connection.execute(
+                "UPDATE commits SET persisted = 1 WHERE run = ? AND generation = ?", (run, generation)
+            )
+
+    def latest(self, run: str) -> CommitRecord | None:
+        """Return the newest committed generation of a run, None if there is none."""
+        found = self._commits(run, "ORDER BY generation DESC LIMIT 1")
+        return found[0] if found else None
+
+    def commits(self, run: str) -> tuple[CommitRecord, ...]:
+        """Return all committed generations of a run, oldest first."""
+        return self._commits(run, "ORDER BY generation")
+
+    def close(self) -> None:
+        """End the session; see `Coordinator`. In a forked child this does nothing."""
+        if self._closed.is_set() or os.getpid() != self._process.pid:
+            return
+        self._closed.set()
+        # First of all: even if the rows cannot be removed, they are dead for this process.
+        _OPEN_SESSIONS.discard(self._session)
+        with self._file.transaction(write=True) as connection:
+            connection.execute("DELETE FROM nodes WHERE session = ?", (self._session,))
+            connection.execute("DELETE FROM claims WHERE session = ?", (self._session,))
+
+    def update_node(self, info: NodeInfo) -> None:
+        """Replace what the registry says of a node of this session; for its `Registration`."""
+        self._check_usable()
+        data = _node_bytes(info)
+        with self._file.transaction(write=True) as connection:
+            changed = connection.execute(
+                "UPDATE nodes SET info = ? WHERE name = ? AND session = ?", (data, info.name, self._session)
+            ).rowcount
+        if not changed:
+            raise SessionLostError(f"{self.path} no longer knows storage node {info.name!r}; register it again")
+
+    def remove_node(self, name: str) -> None:
+        """Take a node of this session out of the registry; for its `Registration`."""
+        if not self._closed.is_set() and os.getpid() == self._process.pid:
+            with self._file.transaction(write=True) as connection:
+                connection.execute(
+                    "DELETE FROM nodes WHERE name = ? AND session = ?", (name, self._session)
+                )
+
+    def remove_claim(self, run: str, fence: int) -> None:
+        """Give back a claim of this session; for its `RunClaim`."""
+        if not self._closed.is_set() and os.getpid() == self._process.pid:
+            with self._file.transaction(write=True) as connection:
+                connection.execute(
+                    "DELETE FROM claims WHERE run = ? AND session = ? AND fence = ?",
+                    (run, self._session, fence),
+                )
+
+    def _try_claim(self, run: str, owner: str) -> int | str:
+        """Return the fencing token, or the words for who owns the run."""
+        with self._file.transaction(write=True) as connection:
+            row = connection.execute(
+                "SELECT session, pid, started, boot, owner FROM claims WHERE run = ?", (run,)
+            ).fetchone()
+            if row is not None and _alive(row[:4]):
+                return f"{row[4]!r} (process {row[1]})"
+            connection.execute("INSERT OR IGNORE INTO fences (run, fence) VALUES (?, 0)", (run,))
+            connection.execute("UPDATE fences SET fence = fence + 1 WHERE run = ?", (run,))
+            fence = int(connection.execute("SELECT fence FROM fences WHERE run = ?", (run,)).fetchone()[0])
+            connection.execute(
+                "INSERT OR REPLACE INTO claims (session, pid, started, boot, run, owner, fence) "
+                "VALUES (?,?,?,?,?,?,?)",
+                (*self._binding(), run, owner, fence),
+            )
+        return fence
+
+    def _in_force(self, connection: sqlite3.Connection, claim: RunClaim) -> bool:
+        row = connection.execute("SELECT session, fence FROM claims WHERE run = ?", (claim.run,)).fetchone()
+        return row is not None and row == (self._session, claim.fencing_token)
+
+    def _commits(self, run: str, order: str) -> tuple[CommitRecord, ...]:
+        self._check_usable()
+        with self._file.transaction(write=False) as connection:
+            rows = connection.execute(
+                f"SELECT generation, record, persisted FROM commits WHERE run = ? {order}",  # noqa: S608
+                (run,),
+            ).fetchall()
+        return tuple(_record(run, *row) for row in rows)
+
+    def _binding(self) -> _Binding:
+        return self._session, self._process.pid, self._process.started, self._process.boot
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process.pid:
+            raise ClosedError(
+                f"the coordinator of {self.path} belongs to process {self._process.pid}, which forked this one; "
+                "connect anew"
+            )
+        if self._closed.is_set():
+            raise ClosedError(f"the coordinator of {self.path} was closed")
+
+
+class _EmbeddedRegistration:
+    def __init__(self, coordinator: EmbeddedCoordinator, name: str) -> None:
+        self._coordinator, self._name = coordinator, name
+        self._closed = False
+
+    def update(self, info: NodeInfo) -> None:
+        if self._closed:
+            raise ClosedError(f"the registration of storage node {self._name!r} was closed")
+        if info.name != self._name:
+            raise ConfigError(f"the registration is of storage node {self._name!r}; got {info.name!r}")
+        self._coordinator.update_node(info)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._coordinator.remove_node(self._name)
+            self._closed = True
+
+
+class EmbeddedClaim:
+    """Ownership of a run through an `EmbeddedCoordinator`."""
+
+    def __init__(self, coordinator: EmbeddedCoordinator, run: str, fencing_token: int) -> None:
+        self._coordinator = coordinator
+        self.run, self.fencing_token = run, fencing_token
+
+    def close(self) -> None:
+        """Give the run back. Idempotent."""
+        self._coordinator.remove_claim(self.run, self.fencing_token)
+
+
+def _node_bytes(info: NodeInfo) -> bytes:
+    check_name(info.name, "storage node")
+    return bounded(info.to_bytes(), f"description of storage node {info.name}")
+
+
+def _alive(binding: _Binding) -> bool:
+    session, pid, started, boot = binding
+    if pid == os.getpid() and session not in _OPEN_SESSIONS:
+        return False
+    return ProcessIdentity(pid, started, boot).alive()
+
+
+def _stored(connection: sqlite3.Connection, run: str, generation: int) -> CommitRecord | None:
+    row = connection.execute(
+        "SELECT generation, record, persisted FROM commits WHERE run = ? AND generation = ?", (run, generation)
+    ).fetchone()
+    return None if row is None else _record(run, *row)
+
+
+def _record(run: str, generation: int, data: bytes, persisted: int) -> CommitRecord:
+    record = read_record(data, run=run, generation=generation)
+    return record.as_persisted() if persisted else record

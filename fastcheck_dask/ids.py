@@ -1,0 +1,70 @@
+"""Names: runs, tags, tokens, and the directory name of a generation. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastcheck_dask.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}\Z")
+_DIRECTORY = re.compile(r"(\d{8,})-([A-Za-z0-9][A-Za-z0-9._=+-]{0,127})\Z")
+
+
+def check_name(value: object, what: str) -> str:
+    """Return `value` if it can name a tag, a run, a node or a rack in every tier; raise `ConfigError` if not."""
+    if isinstance(value, str) and _NAME.match(value):
+        return value
+    raise ConfigError(
+        f"{what} must be 1 to 128 of the characters A-Z a-z 0-9 . _ = + - and begin with a letter or digit; "
+        f"got {value!r}"
+    )
+
+
+def new_token() -> str:
+    """Return a token by which the author of a save recognises its own writes."""
+    return secrets.token_hex(16)
+
+
+def is_url(location: str) -> bool:
+    """Say whether `location` is a URL (``s3://...``) and not a folder."""
+    return "://" in location
+
+
+def normalised(location: str) -> str:
+    """Return one spelling for one place: absolute path, or URL without a trailing slash."""
+    if is_url(location):
+        parts = urlsplit(location)
+        if parts.scheme == "file":
+            return str(Path(parts.path).resolve())
+        return location.rstrip("/")
+    return str(Path(location).expanduser().resolve())
+
+
+def run_id_for(location: str) -> str:
+    """Return the run id of a checkpoint directory: its last name and a hash of the whole.
+
+    >>> run_id_for("/data/ckpts") == run_id_for("/data/x/../ckpts/")
+    True
+    """
+    whole = normalised(location)
+    last = re.sub(r"[^A-Za-z0-9._=+-]", "-", whole.rstrip("/").rsplit("/", 1)[-1]).lstrip("._=+-") or "run"
+    return f"{last[:64]}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+
+
+def directory_name(generation: int, tag: str) -> str:
+    """Return the name of a generation's directory in the object tier; text order is commit order.
+
+    >>> directory_name(12, "epoch3_step1200")
+    '00000012-epoch3_step1200'
+    """
+    return f"{generation:08d}-{tag}"
+
+
+def parse_directory_name(name: str) -> tuple[int, str] | None:
+    """Undo :func:`directory_name`; None for a name that is not one."""
+    found = _DIRECTORY.match(name)
+    return (int(found[1]), found[2]) if found else None

@@ -1,0 +1,225 @@
+"""The manifest: everything a commit publishes about a checkpoint, as JSON that is checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
+from fastcheck_dask.layout.chunks import ArraySpec, Chunk
+from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
+
+FORMAT = "fastcheck-manifest"
+FORMAT_VERSION = 1
+#: A manifest is parsed whole: this bounds what a damaged length can make a reader allocate.
+LIMIT_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in one checkpoint and where its chunks lie."""
+
+    run: str
+    generation: int
+    tag: str
+    token: str
+    created_unix: float
+    #: The typed JSON of the state tree; its leaves name arrays or carry their bits (see `layout.state`).
+    tree: Any
+    arrays: tuple[ArraySpec, ...]
+    #: Digest of the raw bits of each chunk, the parity chunks included.
+    digests: Mapping[str, str] = field(repr=False)
+    #: None without a peer tier.
+    layout: Layout | None = None
+    #: Names of the storage nodes by shard, the parity node last.
+    nodes: tuple[str, ...] = ()
+
+    @cached_property
+    def chunks(self) -> dict[str, Chunk]:
+        """The data chunks by key, in array order."""
+        return {chunk.key: chunk for spec in self.arrays for chunk in spec.chunks}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Raw bytes of each data chunk."""
+        return {key: chunk.nbytes for key, chunk in self.chunks.items()}
+
+    @cached_property
+    def raw_bytes(self) -> int:
+        """Raw bytes of all arrays; what is inline in the tree does not count."""
+        return sum(spec.nbytes for spec in self.arrays)
+
+    def nbytes_of(self, key: str) -> int:
+        """Return the raw bytes of a data or parity chunk."""
+        if key in self.sizes:
+            return self.sizes[key]
+        assert self.layout is not None
+        return parity_nbytes(self.layout.position[key][0], self.sizes)
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON: equal manifests have equal bytes."""
+        document = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "run": self.run,
+            "generation": self.generation,
+            "tag": self.tag,
+            "token": self.token,
+            "created_unix": self.created_unix,
+            "tree": self.tree,
+            "arrays": [
+                {
+                    "path": spec.path,
+                    "dtype": spec.dtype,
+                    "shape": list(spec.shape),
+                    "chunk_shape": list(spec.chunk_shape),
+                    "digests": [self.digests[chunk.key] for chunk in spec.chunks],
+                }
+                for spec in self.arrays
+            ],
+            "layout": self._layout_document(),
+            "nodes": list(self.nodes),
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    def _layout_document(self) -> dict[str, Any] | None:
+        if self.layout is None:
+            return None
+        return {
+            "shards": self.layout.shards,
+            "parity": self.layout.parity,
+            "stripes": [
+                [s.id, list(s.members), self.digests[s.parity_key] if self.layout.parity else None]
+                for s in self.layout.stripes
+            ],
+        }
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, where: str = "manifest") -> Manifest:
+        """Read a manifest.
+
+        Raises
+        ------
+        UnknownFormatError
+            If it is not a manifest, or of a newer format.
+        CorruptDataError
+            If it is too large, names something twice, or contradicts itself.
+        """
+        if len(data) > LIMIT_BYTES:
+            raise CorruptDataError(f"{where}: {len(data):,} bytes, at most {LIMIT_BYTES:,} are read")
+        document = parse_json(bytes(data), where)
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise UnknownFormatError(f"{where}: not a FastCheck manifest")
+        if document.get("version") != FORMAT_VERSION:
+            raise UnknownFormatError(
+                f"{where}: format version {document.get('version')!r}, this FastCheck reads {FORMAT_VERSION}; "
+                "upgrade it"
+            )
+        try:
+            manifest = _build(cls, document)
+            manifest.check()
+        except FastCheckError as error:
+            raise CorruptDataError(f"{where}: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError(f"{where}: damaged ({type(error).__name__}: {error})") from error
+        return manifest
+
+    def check(self) -> None:
+        """Raise `CorruptDataError` unless arrays, digests, stripes and nodes fit each other."""
+        if len({spec.path for spec in self.arrays}) != len(self.arrays):
+            raise CorruptDataError("an array path stands twice")
+        expected = set(self.chunks)
+        if self.layout is not None:
+            placed = [key for s in self.layout.stripes for key in s.members if key is not None]
+            if sorted(placed) != sorted(expected):
+                raise CorruptDataError("the stripes do not hold every chunk exactly once")
+            if len(self.nodes) != self.layout.nodes_wanted:
+                raise CorruptDataError(f"{len(self.nodes)} nodes for {self.layout.nodes_wanted} shards")
+            if self.layout.parity:
+                expected |= {s.parity_key for s in self.layout.stripes}
+        if set(self.digests) != expected:
+            raise CorruptDataError("the digests do not name every chunk exactly once")
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """Parse JSON, refusing names that stand twice in one object, and nesting that Python cannot follow."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise CorruptDataError(f"{where}: a name stands twice in one JSON object")
+        return found
+
+    try:
+        return json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise UnknownFormatError(f"{where}: not JSON ({error})") from error
+
+
+def digest_of_manifest(data: bytes) -> str:
+    """Return the sha256 of a manifest's bytes, as commit records carry it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _natural(value: object, what: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62:
+        return value
+    raise CorruptDataError(f"{what} is {value!r}, not a natural number")
+
+
+def _text(value: object, what: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise CorruptDataError(f"{what} is {value!r}, not text")
+
+
+def _array(entry: dict[str, Any]) -> tuple[ArraySpec, list[str]]:
+    path = _text(entry["path"], "an array path")
+    shape = tuple(_natural(n, f"shape of {path}") for n in entry["shape"])
+    chunk_shape = tuple(_natural(n, f"chunk shape of {path}") for n in entry["chunk_shape"])
+    if len(shape) != len(chunk_shape) or 0 in chunk_shape:
+        raise CorruptDataError(f"{path}: chunk shape {chunk_shape} does not fit shape {shape}")
+    spec = ArraySpec(path, _text(entry["dtype"], "dtype"), shape, chunk_shape)
+    digests = [_text(d, f"digest of {path}") for d in entry["digests"]]
+    if len(digests) != spec.chunk_count:
+        raise CorruptDataError(f"{path}: {len(digests)} digests do not fit shape {shape}")
+    return spec, digests
+
+
+def _build(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
+    digests: dict[str, str] = {}
+    arrays = []
+    for entry in document["arrays"]:
+        spec, of_spec = _array(entry)
+        arrays.append(spec)
+        digests.update(zip((c.key for c in spec.chunks), of_spec, strict=True))
+    layout = None
+    if document["layout"] is not None:
+        described = document["layout"]
+        stripes = []
+        for number, members, digest in described["stripes"]:
+            stripe = Stripe(
+                _natural(number, "a stripe"), tuple(None if m is None else _text(m, "a chunk") for m in members)
+            )
+            if len(stripe.members) != described["shards"]:
+                raise CorruptDataError(f"stripe {number} has {len(members)} members")
+            stripes.append(stripe)
+            if described["parity"]:
+                digests[stripe.parity_key] = _text(digest, "a parity digest")
+        layout = Layout(_natural(described["shards"], "shards"), bool(described["parity"]), tuple(stripes))
+    return cls(
+        run=_text(document["run"], "run"),
+        generation=_natural(document["generation"], "generation"),
+        tag=_text(document["tag"], "tag"),
+        token=_text(document["token"], "token"),
+        created_unix=float(document["created_unix"]),
+        tree=document["tree"],
+        arrays=tuple(arrays),
+        digests=digests,
+        layout=layout,
+        nodes=tuple(_text(n, "a node") for n in document["nodes"]),
+    )

@@ -1,0 +1,146 @@
+"""Which chunk lies on which shard: stripes of N chunks, stable from one checkpoint to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fastcheck_dask.errors import LayoutError
+
+_PARITY_PREFIX = "%parity/"
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """One chunk per data shard (None is a hole) and, on the parity shard, their XOR."""
+
+    id: int
+    members: tuple[str | None, ...]
+
+    @property
+    def parity_key(self) -> str:
+        """Key of the parity chunk; no array can have it, for "%" is escaped in array paths."""
+        return f"{_PARITY_PREFIX}{self.id}"
+
+
+def is_parity_key(key: str) -> bool:
+    """Say whether a chunk key names a parity chunk."""
+    return key.startswith(_PARITY_PREFIX)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The stripes of a checkpoint over `shards` data shards, and whether there is a parity shard."""
+
+    shards: int
+    parity: bool
+    stripes: tuple[Stripe, ...]
+
+    @property
+    def nodes_wanted(self) -> int:
+        """Number of storage nodes: the data shards and the parity shard."""
+        return self.shards + int(self.parity)
+
+    @cached_property
+    def position(self) -> dict[str, tuple[Stripe, int]]:
+        """Stripe and shard of each chunk, the parity chunks (shard number `shards`) included."""
+        found: dict[str, tuple[Stripe, int]] = {}
+        for stripe in self.stripes:
+            for shard, key in enumerate(stripe.members):
+                if key is not None:
+                    found[key] = (stripe, shard)
+            if self.parity:
+                found[stripe.parity_key] = (stripe, self.shards)
+        return found
+
+    def keys_of(self, shard: int) -> tuple[str, ...]:
+        """Return the keys that lie on one shard, in stripe order; the parity shard has number `shards`."""
+        if shard == self.shards:
+            return tuple(s.parity_key for s in self.stripes) if self.parity else ()
+        return tuple(key for s in self.stripes if (key := s.members[shard]) is not None)
+
+
+def assign(
+    sizes: Mapping[str, int], *, shards: int, parity: bool = True, previous: Layout | None = None
+) -> Layout:
+    """Deal chunks to shards.
+
+    A chunk that exists keeps its stripe and shard, since its base lies there; a new one fills a hole, the
+    shard with fewest bytes first, or opens a stripe; a removed one leaves a hole. Without a usable `previous`
+    the chunks are dealt by size, largest first, so that the shards differ by at most one chunk.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Chunk keys and their raw bytes.
+    shards : int
+        Number of data shards, at least 1.
+    parity : bool
+        Whether there is a parity shard.
+    previous : Layout, optional
+        Of the checkpoint that is the delta base; ignored if it has another number of shards.
+
+    Returns
+    -------
+    Layout
+        Every key of `sizes` exactly once; no stripe without a member.
+    """
+    if shards < 1:
+        raise LayoutError(f"the number of shards must be at least 1, got {shards}")
+    kept: list[list[str | None]] = []
+    ids: list[int] = []
+    if previous is not None and previous.shards == shards:
+        for stripe in previous.stripes:
+            members = [key if key in sizes else None for key in stripe.members]
+            if any(members):
+                kept.append(members)
+                ids.append(stripe.id)
+    loads = [0] * shards
+    held: set[str] = set()
+    for members in kept:
+        for shard, key in enumerate(members):
+            if key is not None:
+                loads[shard] += sizes[key]
+                held.add(key)
+    fresh = sorted((key for key in sizes if key not in held), key=lambda key: (-sizes[key], key))
+    fresh = _fill_holes(kept, fresh, sizes, loads)
+    next_id = max((s.id for s in previous.stripes), default=-1) + 1 if previous else 0
+    for start in range(0, len(fresh), shards):
+        group = fresh[start : start + shards]
+        # The largest of the group goes where least lies: the shards stay within one chunk of each other.
+        order = sorted(range(shards), key=lambda shard: (loads[shard], shard))
+        members = [None] * shards
+        for shard, key in zip(order, group, strict=False):
+            members[shard] = key
+            loads[shard] += sizes[key]
+        kept.append(members)
+        ids.append(next_id)
+        next_id += 1
+    return Layout(shards, parity, tuple(Stripe(i, tuple(m)) for i, m in zip(ids, kept, strict=True)))
+
+
+def _fill_holes(
+    kept: list[list[str | None]], fresh: list[str], sizes: Mapping[str, int], loads: list[int]
+) -> list[str]:
+    """Put new chunks into holes, in place; return those that found none."""
+    holes: list[list[list[str | None]]] = [[] for _ in loads]
+    for members in kept:
+        for shard, key in enumerate(members):
+            if key is None:
+                holes[shard].append(members)
+    left: list[str] = []
+    for key in fresh:
+        open_shards = [shard for shard in range(len(loads)) if holes[shard]]
+        if not open_shards:
+            left.append(key)
+            continue
+        shard = min(open_shards, key=lambda s: (loads[s], s))
+        holes[shard].pop()[shard] = key
+        loads[shard] += sizes[key]
+    return left
+
+
+def parity_nbytes(stripe: Stripe, sizes: Mapping[str, int]) -> int:
+    """Return the raw bytes of a stripe's parity chunk: as long as its longest member."""
+    return max((sizes[key] for key in stripe.members if key is not None), default=0)

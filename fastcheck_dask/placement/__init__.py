@@ -1,0 +1,1 @@
+"""Which storage nodes hold which shard."""

@@ -1,0 +1,101 @@
+"""Choose the storage nodes of a save. Pure: who is alive comes in, a decision goes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from fastcheck_dask.coordination.base import NodeInfo
+from fastcheck_dask.errors import TooFewNodesError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes of a save by shard, the parity node last, and what was given up to get there."""
+
+    shards: int
+    parity: bool
+    nodes: tuple[NodeInfo, ...]
+    #: Why this is less than was wanted; None when it is not.
+    degraded: str | None = None
+
+
+def choose(
+    alive: Sequence[NodeInfo],
+    *,
+    wanted: int | None,
+    max_shards: int,
+    previous: Sequence[str] = (),
+    excluded: Collection[str] = (),
+) -> Choice:
+    """Choose the storage nodes for one save.
+
+    Placement is sticky: a shard stays on its node while that node is alive, because its base lies there.
+    New shards go to other hosts and racks than those in use, where there are any.
+
+    Parameters
+    ----------
+    alive : sequence of NodeInfo
+        The registered nodes.
+    wanted : int or None
+        Number of data shards if it was given explicitly; None for automatic.
+    max_shards : int
+        Most data shards that automatic choice uses.
+    previous : sequence of str
+        Node names by shard of the checkpoint that is the delta base, the parity node last.
+    excluded : collection of str
+        Nodes that failed during this save.
+
+    Returns
+    -------
+    Choice
+        With ``shards == 0`` and no nodes when automatic choice found none at all.
+
+    Raises
+    ------
+    TooFewNodesError
+        If `wanted` was explicit and fewer than `wanted` + 1 nodes can be used.
+    """
+    usable = [n for n in alive if n.state == "available" and n.name not in excluded]
+    if wanted is not None:
+        if len(usable) < wanted + 1:
+            raise TooFewNodesError(
+                wanted + 1,
+                len(usable),
+                f"start more (`dask fastcheck storage`), or use num_shards={max(1, len(usable) - 1)} or 'auto'",
+            )
+        return Choice(wanted, True, _fill(usable, wanted + 1, previous))
+    if not usable:
+        return Choice(0, False, (), "no storage node is alive: only the object tier protects this checkpoint")
+    if len(usable) == 1:
+        return Choice(
+            1, False, tuple(usable), "one storage node is alive: no storage node may be lost (no parity)"
+        )
+    shards = min(max_shards, len(usable) - 1)
+    degraded = None
+    if shards < max_shards and previous and shards < len(previous) - 1:
+        degraded = f"{len(usable)} storage nodes are alive: {shards} data shards instead of {len(previous) - 1}"
+    return Choice(shards, True, _fill(usable, shards + 1, previous), degraded)
+
+
+def _fill(usable: Sequence[NodeInfo], count: int, previous: Sequence[str]) -> tuple[NodeInfo, ...]:
+    """Keep the living of `previous` at their place and fill the others."""
+    by_name = {node.name: node for node in usable}
+    chosen: list[NodeInfo | None] = [None] * count
+    if len(previous) == count:
+        chosen = [by_name.get(name) for name in previous]
+    elif previous:
+        # Another number of shards: every chunk moves, so only the set is kept, not the places.
+        kept = [by_name[name] for name in previous if name in by_name][:count]
+        chosen = [*kept, *([None] * (count - len(kept)))]
+    used = [node for node in chosen if node is not None]
+    spare = [node for node in usable if node not in used]
+    for place, node in enumerate(chosen):
+        if node is None:
+            hosts, racks = Counter(n.host for n in used), Counter(n.rack for n in used)
+            best = min(spare, key=lambda n: (hosts[n.host], racks[n.rack], n.name))
+            spare.remove(best)
+            used.append(best)
+            chosen[place] = best
+    return tuple(node for node in chosen if node is not None)
