@@ -1,1 +1,20 @@
-"""Codecs."""
+"""Lossless codecs for checkpoints: XOR delta and prefix index, for numcodecs and zarr."""
+
+from __future__ import annotations
+
+from fastcheck_codecs.bitops import checksum
+from fastcheck_codecs.errors import CodecError
+from fastcheck_codecs.header import is_delta, is_identity, max_encoded_nbytes, raw_nbytes
+from fastcheck_codecs.prefix_index import PrefixIndex
+from fastcheck_codecs.xor_delta import XorDelta
+
+__all__ = [
+    "CodecError",
+    "PrefixIndex",
+    "XorDelta",
+    "checksum",
+    "is_delta",
+    "is_identity",
+    "max_encoded_nbytes",
+    "raw_nbytes",
+]

@@ -22,8 +22,8 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 U8 = np.dtype("u1")
 U16 = np.dtype("<u2")
 U64 = np.dtype("<u8")
-UNSIGNED = {1: U8, 2: U16, 4: np.dtype("<u4"), 8: U64}
-SIGNED = {1: np.dtype("i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
+UNSIGNED: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: np.dtype("<u4"), 8: U64}
+SIGNED: dict[int, np.dtype[Any]] = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
 
 #: Raw bytes in one independent block.
 BLOCK_NBYTES = 1 << 20
@@ -32,7 +32,7 @@ _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 class Scratch(threading.local):
-    """Work space of one thread, about 7 MiB, allocated at first use and kept.
+    """Work space of one thread, about 8 MiB, allocated at first use and kept.
 
     Every attribute is a uint8 array that is cast to what a kernel needs (see `room`). Who uses which
     is fixed, so that no two live values share one: `words` and `spare` hold whole words, `pair` their
@@ -190,8 +190,8 @@ def pack_bits(values: npt.NDArray[np.uint16], *, width: int, out: Bytes) -> None
     """
     stride = -(-values.size // 8)
     for bit in range(width):
-        plane = np.bitwise_and(values, np.uint16(1 << bit))
-        out[bit * stride : (bit + 1) * stride] = np.packbits(plane.view(np.bool_)[bit // 8 :: 2], bitorder="little")
+        plane = np.bitwise_and(values, np.uint16(1 << bit)).astype(np.bool_)
+        out[bit * stride : (bit + 1) * stride] = np.packbits(plane, bitorder="little")
 
 
 def unpack_bits(packed: Bytes, *, width: int, out: npt.NDArray[np.uint16]) -> None:

@@ -1,1 +1,6 @@
-"""coordination."""
+"""Who is alive, who owns a run, what was committed: the Protocol, ZooKeeper, and SQLite for one machine."""
+
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, Registration, RunClaim
+from fastcheck_dask.coordination.connect import connect
+
+__all__ = ["CommitRecord", "Coordinator", "NodeInfo", "Registration", "RunClaim", "connect"]

@@ -43,7 +43,7 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """What makes a generation visible. The manifest lies with the nodes and in the object tier; this names it."""
+    """What makes a generation visible; it names the manifest, which lies in the other tiers."""
 
     run: str
     generation: int
@@ -131,8 +131,8 @@ class Coordinator(Protocol):
 
         Committing again with the token that won returns the stored record. `CommitConflictError` when the
         generation was decided with another token, or is not greater than the latest; `FencedError` when the
-        claim is no longer in force. (An author commits latest + 1; a coordinator that lost its data may be told
-        of a later one first, because the object tier knew it.)
+        claim is no longer in force. (An author commits latest + 1; a coordinator that lost its data may be
+        told of a later one first, because the object tier knew it.)
         """
         ...
 

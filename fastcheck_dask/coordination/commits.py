@@ -24,7 +24,7 @@ def bounded(data: bytes, what: str) -> bytes:
     """Return `data` if a coordinator can hold it; raise `CoordinationError` with its size if not."""
     if len(data) > MAX_ENTRY_BYTES:
         raise CoordinationError(
-            f"{what} takes {len(data):,} bytes, and a coordinator holds at most {MAX_ENTRY_BYTES:,} in one entry"
+            f"{what} takes {len(data):,} bytes; a coordinator holds at most {MAX_ENTRY_BYTES:,} in one entry"
         )
     return data
 
@@ -108,5 +108,5 @@ def fenced(run: str) -> FencedError:
 def conflicting_mark(run: str, generation: int) -> CommitConflictError:
     """Return the error of who marks another author's generation as persisted."""
     return CommitConflictError(
-        f"generation {generation} of run {run} was committed with another token; it was not marked as persisted"
+        f"generation {generation} of run {run} was committed with another token; not marked as persisted"
     )

@@ -24,7 +24,7 @@ from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, R
 from fastcheck_dask.ids import check_name
 
 _POLL_SECONDS: Final = 0.02
-#: Sessions of this process that are not closed: a program that replaced itself by exec keeps pid and start time.
+#: Open sessions of this process: a program that replaced itself by exec keeps pid and start time.
 _OPEN_SESSIONS: set[str] = set()
 
 #: session, pid, started, boot: the columns by which a row is bound to a process.
@@ -114,6 +114,8 @@ class EmbeddedCoordinator:
     def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
         """Publish a generation; see `Coordinator`."""
         self._check_usable()
+        if not isinstance(claim, EmbeddedClaim):
+            raise ConfigError(f"the claim was not made by an embedded coordinator: {type(claim).__name__}")
         data = check_commit(record, claim)
         with self._file.transaction(write=True) as connection:
             latest = connection.execute(
@@ -175,15 +177,15 @@ class EmbeddedCoordinator:
                 "UPDATE nodes SET info = ? WHERE name = ? AND session = ?", (data, info.name, self._session)
             ).rowcount
         if not changed:
-            raise SessionLostError(f"{self.path} no longer knows storage node {info.name!r}; register it again")
+            raise SessionLostError(
+                f"{self.path} no longer knows storage node {info.name!r}; register it again"
+            )
 
     def remove_node(self, name: str) -> None:
         """Take a node of this session out of the registry; for its `Registration`."""
         if not self._closed.is_set() and os.getpid() == self._process.pid:
             with self._file.transaction(write=True) as connection:
-                connection.execute(
-                    "DELETE FROM nodes WHERE name = ? AND session = ?", (name, self._session)
-                )
+                connection.execute("DELETE FROM nodes WHERE name = ? AND session = ?", (name, self._session))
 
     def remove_claim(self, run: str, fence: int) -> None:
         """Give back a claim of this session; for its `RunClaim`."""
@@ -231,8 +233,8 @@ class EmbeddedCoordinator:
     def _check_usable(self) -> None:
         if os.getpid() != self._process.pid:
             raise ClosedError(
-                f"the coordinator of {self.path} belongs to process {self._process.pid}, which forked this one; "
-                "connect anew"
+                f"the coordinator of {self.path} belongs to process {self._process.pid}, which forked this "
+                "one; connect anew"
             )
         if self._closed.is_set():
             raise ClosedError(f"the coordinator of {self.path} was closed")
@@ -282,7 +284,8 @@ def _alive(binding: _Binding) -> bool:
 
 def _stored(connection: sqlite3.Connection, run: str, generation: int) -> CommitRecord | None:
     row = connection.execute(
-        "SELECT generation, record, persisted FROM commits WHERE run = ? AND generation = ?", (run, generation)
+        "SELECT generation, record, persisted FROM commits WHERE run = ? AND generation = ?",
+        (run, generation),
     ).fetchone()
     return None if row is None else _record(run, *row)
 

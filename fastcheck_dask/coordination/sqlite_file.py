@@ -98,7 +98,10 @@ class SqliteFile:
         deadline = Deadline.after(self._timeout_seconds)
         while True:
             connection = sqlite3.connect(
-                f"{self.path.as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=self._timeout_seconds
+                f"{self.path.as_uri()}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=self._timeout_seconds,
             )
             try:
                 connection.execute("PRAGMA synchronous=FULL")

@@ -1,1 +1,1 @@
-"""engine."""
+"""Saving, loading and persisting: the decisions, with the tiers beneath."""

@@ -1,1 +1,1 @@
-"""How a state becomes arrays, chunks, stripes and a manifest, and back. Pure: no I/O, no clock, no processes."""
+"""How a state becomes arrays, chunks, stripes and a manifest, and back. Pure: no I/O, no clock."""

@@ -15,6 +15,8 @@ from fastcheck_dask.layout.dtypes import itemsize_of
 CHUNK_BYTES = 8 * 2**20
 #: Where each array begins in a slot: a cache line.
 ALIGNMENT = 64
+#: As many axes as numpy and torch have.
+MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,14 @@ class ArraySpec:
         """Number of chunks, without making them."""
         if self.nbytes == 0:
             return 0
-        return math.prod(math.ceil(n / c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+        return math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """The chunks in C order; none for an array without elements."""
         if self.nbytes == 0:
             return ()
-        counts = [math.ceil(n / c) for n, c in zip(self.shape, self.chunk_shape, strict=True)]
+        counts = [-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)]
         full = math.prod(self.chunk_shape) * self.itemsize
         found, offset = [], 0
         split_axis = _split_axis(self.chunk_shape)
@@ -85,6 +87,14 @@ def _split_axis(chunk_shape: tuple[int, ...]) -> int:
     return max(0, len(chunk_shape) - 1)
 
 
+def is_contiguous(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
+    """Say whether chunks of that shape are contiguous byte ranges: a run of one axis, then whole axes."""
+    if len(shape) != len(chunk_shape) or 0 in chunk_shape:
+        return False
+    after = _split_axis(chunk_shape) + 1
+    return chunk_shape[after:] == tuple(max(1, n) for n in shape[after:])
+
+
 def chunk_shape_for(shape: tuple[int, ...], itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
     """Choose a chunk shape whose chunks are contiguous byte ranges of at most `chunk_bytes`.
 
@@ -104,8 +114,8 @@ def chunk_shape_for(shape: tuple[int, ...], itemsize: int, chunk_bytes: int = CH
         row = row // length if length else 0
         if length and row <= chunk_bytes:
             run_at_most = max(1, min(length, chunk_bytes // row if row else length))
-            pieces = math.ceil(length / run_at_most)
-            chosen[axis:] = [math.ceil(length / pieces), *(max(1, n) for n in shape[axis + 1 :])]
+            pieces = -(-length // run_at_most)
+            chosen[axis:] = [-(-length // pieces), *(max(1, n) for n in shape[axis + 1 :])]
             return tuple(chosen)
     return tuple(max(1, n) for n in shape) if math.prod(shape) == 0 else tuple(chosen)
 

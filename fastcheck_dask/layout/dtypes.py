@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import numpy as np
@@ -28,8 +29,19 @@ TORCH_ONLY = {
 }
 
 _PLAIN = frozenset(
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split()
+    (
+        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
 )
+
+#: ``dtype.str`` of plain elements. Names come from storage: numpy also parses records and old aliases.
+_SPELLED = re.compile(r"[<>|][biufcmMSUV][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Z]{1,7}(/[0-9]{1,9})?\])?\Z")
+
+
+def is_plain(name: str) -> bool:
+    """Say whether stock zarr, numpy and torch all know a dtype by this name."""
+    return name in _PLAIN
 
 
 @lru_cache(maxsize=1024)
@@ -42,11 +54,15 @@ def itemsize_of(dtype: str) -> int:
 
 @lru_cache(maxsize=1024)
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """Return the numpy dtype of that name (``"float32"``, ``">f4"``, ``"<M8[ns]"``); `LayoutError` if none."""
+    """Return the numpy dtype of that name (``"float32"``, ``"<M8[ns]"``); `LayoutError` if there is none."""
+    if dtype not in _PLAIN and not _SPELLED.match(dtype):
+        raise LayoutError(f"unknown dtype {dtype[:64]!r}")
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
         raise LayoutError(f"unknown dtype {dtype!r}") from error
+    if found.str != dtype and dtype not in _PLAIN:
+        raise LayoutError(f"dtype {dtype!r} must be spelled {found.str!r}")
     if found.hasobject or found.names is not None or found.subdtype is not None or found.itemsize == 0:
         raise LayoutError(f"dtype {dtype!r} cannot be stored: only plain elements of fixed size can")
     return found

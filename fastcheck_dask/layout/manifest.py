@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
-from fastcheck_dask.layout.chunks import ArraySpec, Chunk
+from fastcheck_dask.layout.chunks import MAX_DIMENSIONS, ArraySpec, Chunk, is_contiguous
+from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
@@ -116,22 +118,25 @@ class Manifest:
             raise UnknownFormatError(f"{where}: not a FastCheck manifest")
         if document.get("version") != FORMAT_VERSION:
             raise UnknownFormatError(
-                f"{where}: format version {document.get('version')!r}, this FastCheck reads {FORMAT_VERSION}; "
-                "upgrade it"
+                f"{where}: format version {document.get('version')!r}, this FastCheck reads "
+                f"{FORMAT_VERSION}; upgrade it"
             )
         try:
             manifest = _build(cls, document)
             manifest.check()
         except FastCheckError as error:
             raise CorruptDataError(f"{where}: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptDataError(f"{where}: damaged ({type(error).__name__}: {error})") from error
         return manifest
 
     def check(self) -> None:
         """Raise `CorruptDataError` unless arrays, digests, stripes and nodes fit each other."""
-        if len({spec.path for spec in self.arrays}) != len(self.arrays):
+        names = {spec.path for spec in self.arrays}
+        if len(names) != len(self.arrays):
             raise CorruptDataError("an array path stands twice")
+        if any(spec.path[:end] in names for spec in self.arrays for end in _slashes(spec.path)):
+            raise CorruptDataError("an array lies inside another")
         expected = set(self.chunks)
         if self.layout is not None:
             placed = [key for s in self.layout.stripes for key in s.members if key is not None]
@@ -154,8 +159,11 @@ def parse_json(data: bytes, where: str) -> Any:
             raise CorruptDataError(f"{where}: a name stands twice in one JSON object")
         return found
 
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
     try:
-        return json.loads(data, object_pairs_hook=unique)
+        return json.loads(data, object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise UnknownFormatError(f"{where}: not JSON ({error})") from error
 
@@ -163,6 +171,10 @@ def parse_json(data: bytes, where: str) -> Any:
 def digest_of_manifest(data: bytes) -> str:
     """Return the sha256 of a manifest's bytes, as commit records carry it."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _slashes(path: str) -> list[int]:
+    return [index for index, letter in enumerate(path) if letter == "/"]
 
 
 def _natural(value: object, what: str) -> int:
@@ -177,17 +189,48 @@ def _text(value: object, what: str) -> str:
     raise CorruptDataError(f"{what} is {value!r}, not text")
 
 
+def _moment(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise CorruptDataError(f"created_unix is {value!r}, not a time")
+
+
+def _flag(value: object, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise CorruptDataError(f"{what} is {value!r}, not true or false")
+
+
 def _array(entry: dict[str, Any]) -> tuple[ArraySpec, list[str]]:
     path = _text(entry["path"], "an array path")
     shape = tuple(_natural(n, f"shape of {path}") for n in entry["shape"])
     chunk_shape = tuple(_natural(n, f"chunk shape of {path}") for n in entry["chunk_shape"])
-    if len(shape) != len(chunk_shape) or 0 in chunk_shape:
+    if len(shape) > MAX_DIMENSIONS or not is_contiguous(shape, chunk_shape):
         raise CorruptDataError(f"{path}: chunk shape {chunk_shape} does not fit shape {shape}")
+    if not is_safe(path):
+        raise CorruptDataError(f"{path!r} cannot be the path of an array")
     spec = ArraySpec(path, _text(entry["dtype"], "dtype"), shape, chunk_shape)
     digests = [_text(d, f"digest of {path}") for d in entry["digests"]]
     if len(digests) != spec.chunk_count:
         raise CorruptDataError(f"{path}: {len(digests)} digests do not fit shape {shape}")
     return spec, digests
+
+
+def _layout(described: dict[str, Any], digests: dict[str, str]) -> Layout:
+    """Read the stripes; the digests of the parity chunks are added to `digests`."""
+    shards, parity = _natural(described["shards"], "shards"), _flag(described["parity"], "parity")
+    stripes: dict[int, Stripe] = {}
+    for number, members, digest in described["stripes"]:
+        keys = tuple(None if m is None else _text(m, "a chunk") for m in members)
+        stripe = Stripe(_natural(number, "a stripe"), keys)
+        if len(keys) != shards or not any(keys) or stripe.id in stripes:
+            raise CorruptDataError(f"stripe {number} stands twice or has no fit members")
+        stripes[stripe.id] = stripe
+        if parity:
+            digests[stripe.parity_key] = _text(digest, "a parity digest")
+    if shards < 1:
+        raise CorruptDataError("a layout without shards")
+    return Layout(shards, parity, tuple(stripes.values()))
 
 
 def _build(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
@@ -197,26 +240,13 @@ def _build(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
         spec, of_spec = _array(entry)
         arrays.append(spec)
         digests.update(zip((c.key for c in spec.chunks), of_spec, strict=True))
-    layout = None
-    if document["layout"] is not None:
-        described = document["layout"]
-        stripes = []
-        for number, members, digest in described["stripes"]:
-            stripe = Stripe(
-                _natural(number, "a stripe"), tuple(None if m is None else _text(m, "a chunk") for m in members)
-            )
-            if len(stripe.members) != described["shards"]:
-                raise CorruptDataError(f"stripe {number} has {len(members)} members")
-            stripes.append(stripe)
-            if described["parity"]:
-                digests[stripe.parity_key] = _text(digest, "a parity digest")
-        layout = Layout(_natural(described["shards"], "shards"), bool(described["parity"]), tuple(stripes))
+    layout = None if document["layout"] is None else _layout(document["layout"], digests)
     return cls(
         run=_text(document["run"], "run"),
         generation=_natural(document["generation"], "generation"),
         tag=_text(document["tag"], "tag"),
         token=_text(document["token"], "token"),
-        created_unix=float(document["created_unix"]),
+        created_unix=_moment(document["created_unix"]),
         tree=document["tree"],
         arrays=tuple(arrays),
         digests=digests,

@@ -1,1 +1,1 @@
-"""testing."""
+"""What tests of FastCheck and of programs that use it need: real servers, faults, fakes."""

@@ -1,0 +1,282 @@
+"""From raw bits to a payload and back: the loop over blocks that both codecs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastcheck_codecs import dtypes
+from fastcheck_codecs.bitops import (
+    BLOCK_NBYTES,
+    SCRATCH,
+    U8,
+    UNSIGNED,
+    Bytes,
+    Words,
+    as_array,
+    as_bytes,
+    checksum,
+    unzigzag,
+)
+from fastcheck_codecs.errors import CodecError
+from fastcheck_codecs.header import (
+    ENTRY_NBYTES,
+    HEADER_NBYTES,
+    Block,
+    CodecId,
+    Entry,
+    Header,
+    Kind,
+    Residual,
+    block_count,
+    max_encoded_nbytes,
+    padded,
+    read_header,
+    write_header,
+)
+from fastcheck_codecs.planes import NoRoomError, Sink, Source, get_planes
+from fastcheck_codecs.prefixes import get_index, get_table
+
+#: What a payload may claim to hold when the caller does not say what to expect.
+MAX_UNASKED_NBYTES = 4 << 30
+
+#: A block that does not shrink by this share is stored raw, which decodes at the speed of a copy.
+_WORTHWHILE = 64
+
+Coder = Callable[[Sink, Words], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one payload is to be written.
+
+    Attributes
+    ----------
+    codec : CodecId
+    word_type : WordType
+    coder : callable
+        Writes the words of one block into a sink, or raises `NoRoomError`.
+    block : Block
+        What `coder` writes.
+    base : ndarray of uint8, optional
+        Bits to take the residual against; None makes a full payload.
+    residual_of : callable, optional
+        Takes the words of a block, those of the base, and `out`; writes the residual, says which.
+    prefix_bits : int
+    """
+
+    codec: CodecId
+    word_type: dtypes.WordType
+    coder: Coder
+    block: Block
+    base: Bytes | None = None
+    residual_of: Callable[[Words, Words, Words], Residual] | None = None
+    prefix_bits: int = 0
+
+
+def word_type_of(array: Any, dtype: str | None) -> dtypes.WordType:
+    """Choose the words for a buffer: by the configured name, else by what numpy knows of it."""
+    if dtype is not None:
+        return dtypes.by_name(dtype)
+    return dtypes.of_numpy(array.dtype) if isinstance(array, np.ndarray) else dtypes.by_name("uint8")
+
+
+def encode(raw: Bytes, plan: Plan) -> Bytes:
+    """Encode into fresh memory.
+
+    Returns
+    -------
+    ndarray of uint8, shape (n,)
+        Owns its memory.
+    """
+    out = np.empty(max_encoded_nbytes(raw.size), U8)
+    used = encode_into(raw, plan, out=out)
+    # No view of it is alive any more, and shrinking in place spares a copy.
+    out.resize(used, refcheck=False)
+    return out
+
+
+def encode_into(raw: Bytes, plan: Plan, *, out: Bytes) -> int:
+    """Encode into the start of `out` and return the bytes used.
+
+    Raises
+    ------
+    CodecError
+        If `out` is smaller than `max_encoded_nbytes`, is read-only or overlaps the input, or if base and
+        input differ in size.
+    """
+    base = plan.base
+    _check_room(raw, base, out)
+    width = plan.word_type.word_nbytes
+    body = raw.size - raw.size % width
+    position = HEADER_NBYTES + ENTRY_NBYTES * block_count(raw.size, width)
+    entries = []
+    for start in range(0, body, BLOCK_NBYTES):
+        words = raw[start : min(start + BLOCK_NBYTES, body)].view(UNSIGNED[width])
+        base_words = None if base is None else base[start : start + words.nbytes].view(words.dtype)
+        entry = _encode_block(words, base_words, plan, out=out[position:])
+        out[position + entry.length : position + padded(entry.length)] = 0
+        position += padded(entry.length)
+        entries.append(entry)
+    header = Header(
+        kind=Kind.FULL if base is None else Kind.DELTA,
+        codec=plan.codec,
+        word_type=plan.word_type,
+        prefix_bits=plan.prefix_bits,
+        raw_nbytes=raw.size,
+        raw_crc=checksum(raw),
+        base_crc=0 if base is None else checksum(base),
+        tail=_tail(raw[body:], None if base is None else base[body:]),
+        entries=tuple(entries),
+    )
+    write_header(out, header)
+    return position
+
+
+def _check_room(raw: Bytes, base: Bytes | None, out: Bytes) -> None:
+    if base is not None and base.size != raw.size:
+        raise CodecError(f"the base has {base.size} bytes, the data {raw.size}")
+    if out.size < max_encoded_nbytes(raw.size):
+        raise CodecError(f"out has {out.size} bytes, {max_encoded_nbytes(raw.size)} may be needed")
+    if not out.flags.writeable:
+        raise CodecError("out is read-only")
+    if np.may_share_memory(out, raw) or (base is not None and np.may_share_memory(out, base)):
+        raise CodecError("out overlaps the data or its base")
+
+
+def _tail(raw: Bytes, base: Bytes | None) -> bytes:
+    return (raw if base is None else np.bitwise_xor(raw, base)).tobytes()
+
+
+def _encode_block(words: Words, base: Words | None, plan: Plan, *, out: Bytes) -> Entry:
+    residual = Residual.NONE
+    if base is not None and plan.residual_of is not None:
+        target = SCRATCH.room("words", words.size, words.dtype)
+        residual = plan.residual_of(words, base, target)
+        words = target
+    elif not words.flags.aligned:
+        target = SCRATCH.room("words", words.size, words.dtype)
+        np.copyto(target, words)
+        words = target
+    if not words[words.size // 2] and not words.any():
+        return Entry(0, Block.ELIDED, residual)
+    sink = Sink(out[: words.nbytes - words.nbytes // _WORTHWHILE - 1])
+    try:
+        plan.coder(sink, words)
+    except NoRoomError:
+        out[: words.nbytes] = words.view(U8)
+        return Entry(words.nbytes, Block.RAW, residual)
+    return Entry(sink.position, plan.block, residual)
+
+
+def decode(payload: Any, *, out: Any, base: Bytes | None, verify: bool) -> Any:
+    """Decode a payload of either codec.
+
+    Parameters
+    ----------
+    payload : buffer
+    out : buffer, optional
+        Writable and contiguous, of exactly the raw size; unspecified after an error.
+    base : ndarray of uint8, optional
+    verify : bool
+        Compare the crc32c of the result.
+
+    Returns
+    -------
+    buffer
+        `out`, or a fresh ndarray of uint8, shape (raw size,).
+
+    Raises
+    ------
+    CodecError
+        If the payload is damaged, or needs a base and gets none or another one.
+    """
+    source = as_bytes(payload)
+    header = read_header(source)
+    if header.kind is Kind.FULL:
+        base = None
+    else:
+        _check_base(header, base)
+    target = _target(header.raw_nbytes, out)
+    if np.may_share_memory(target, source) or (base is not None and np.may_share_memory(target, base)):
+        raise CodecError("out overlaps the payload or the base")
+    _decode_blocks(source, header, target=target, base=base)
+    if verify and (got := checksum(target)) != header.raw_crc:
+        raise CodecError(f"damaged payload: crc32c {got:#010x} once decoded, expected {header.raw_crc:#010x}")
+    return target if out is None else out
+
+
+def _check_base(header: Header, base: Bytes | None) -> None:
+    if base is None:
+        raise CodecError("this payload is a delta, and no base was given")
+    if base.size != header.raw_nbytes:
+        raise CodecError(f"wrong base: it has {base.size} bytes, the delta {header.raw_nbytes}")
+    got = checksum(base)
+    if got != header.base_crc:
+        raise CodecError(f"wrong base: its crc32c is {got:#010x}, the delta wants {header.base_crc:#010x}")
+
+
+def _target(raw_nbytes: int, out: Any) -> Bytes:
+    if out is None:
+        if raw_nbytes > MAX_UNASKED_NBYTES:
+            raise CodecError(f"payload claims {raw_nbytes} bytes; pass out for over {MAX_UNASKED_NBYTES}")
+        return np.empty(raw_nbytes, U8)
+    array = as_array(out)
+    if array.nbytes != raw_nbytes:
+        raise CodecError(f"out has {array.nbytes} bytes, the payload decodes to {raw_nbytes}")
+    if not array.flags.writeable:
+        raise CodecError("out is read-only")
+    return as_bytes(array)
+
+
+def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes | None) -> None:
+    width = header.word_type.word_nbytes
+    body = target.size - target.size % width
+    position = HEADER_NBYTES + ENTRY_NBYTES * len(header.entries)
+    for entry, start in zip(header.entries, range(0, body, BLOCK_NBYTES), strict=True):
+        out = target[start : min(start + BLOCK_NBYTES, body)].view(UNSIGNED[width])
+        # The scratch buffer is needed only where the destination is odd memory.
+        words = out if out.flags.aligned else SCRATCH.room("words", out.size, out.dtype)
+        stored = source[position : position + padded(entry.length)]
+        _decode_block(entry, stored, header, out=words)
+        base_words = None if base is None else base[start : start + out.nbytes].view(out.dtype)
+        _apply(entry.residual, words, base_words, out=out)
+        position += padded(entry.length)
+    tail = np.frombuffer(header.tail, U8)
+    if base is not None:
+        tail = np.bitwise_xor(tail, base[body:])
+    target[body:] = tail
+
+
+def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) -> None:
+    floats = header.word_type.exponent_bits
+    source = Source(stored)
+    if entry.block is Block.ELIDED:
+        out[:] = 0
+    elif entry.block is Block.RAW:
+        if entry.length != out.nbytes:
+            raise CodecError(f"damaged block: {entry.length} raw bytes, expected {out.nbytes}")
+        out.view(U8)[:] = source.take(entry.length)
+    elif entry.block is Block.PLANES:
+        get_planes(source, out=out)
+    elif entry.block is Block.INDEX and floats:
+        get_index(source, exponent_bits=floats, out=out)
+    elif entry.block is Block.TABLE and floats and 7 <= header.prefix_bits <= 16:
+        get_table(source, prefix_bits=header.prefix_bits, out=out)
+    else:
+        raise CodecError(f"damaged header: a {entry.block.name} block of {header.word_type.name}")
+    source.finish()
+
+
+def _apply(residual: Residual, words: Words, base: Words | None, *, out: Words) -> None:
+    if residual is Residual.NONE or base is None:
+        if words is not out:
+            np.copyto(out, words)
+    elif residual is Residual.XOR:
+        np.bitwise_xor(words, base, out=out)
+    else:
+        unzigzag(words, spare=SCRATCH.room("spare", words.size, words.dtype))
+        np.add(words, base, out=out)

@@ -1,0 +1,79 @@
+"""An encoder process: reads the slots in shared memory, writes payloads into the arena.
+
+Jobs come over an inherited socket; the arena is an inherited memory file. The process ends when its
+socket closes, so it never outlives the agent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastcheck_codecs import max_encoded_nbytes
+
+from fastcheck_dask.agent.channel import BlockingChannel, Message
+from fastcheck_dask.engine.encode import Bits, TaskEncoder
+from fastcheck_dask.errors import to_wire
+from fastcheck_dask.tiers.local import Slot
+
+#: Training comes first: on a busy machine the encoders yield to it.
+_NICE = 5
+
+
+class _Slots:
+    """The two slots, mapped read-only; a file that was replaced by a larger one is mapped anew."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Slot] = {}
+
+    def data(self, path: str) -> Bits:
+        return self._open.setdefault(path, Slot(Path(path), readonly=True)).data
+
+
+def run_job(message: Message, arena: Bits, slots: _Slots, encoder: TaskEncoder) -> Message:
+    """Encode the tasks of one job one after the other into the job's window of the arena."""
+    current = slots.data(message["current"])
+    base = slots.data(message["base"]) if message["base"] is not None else None
+    at: int = message["window"]
+    results: list[list[Any]] = []
+    for dtype, nbytes, pieces, base_pieces in message["tasks"]:
+        assert base is not None or base_pieces is None
+        out = arena[at : at + max_encoded_nbytes(nbytes)]
+        payload = encoder.encode(
+            (current, tuple(map(tuple, pieces))),
+            None if base is None or base_pieces is None else (base, tuple(map(tuple, base_pieces))),
+            dtype=dtype,
+            nbytes=nbytes,
+            out=out,
+        )
+        results.append([at, payload.nbytes, payload.digest, payload.crc32c])
+        at += payload.nbytes
+    return {"id": message["id"], "results": results}
+
+
+def main(socket_fd: int, arena_fd: int) -> None:
+    """Serve jobs until the socket closes."""
+    # The agent decides when encoders end; a Ctrl-C in the terminal goes to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)
+    channel = BlockingChannel(socket.socket(fileno=socket_fd))
+    arena: Bits = np.empty(0, np.uint8)
+    slots, encoder = _Slots(), TaskEncoder()
+    while (message := channel.receive()) is not None:
+        try:
+            if arena.size != message["arena_bytes"]:
+                arena = np.frombuffer(mmap.mmap(arena_fd, message["arena_bytes"]), np.uint8)
+            reply = run_job(message, arena, slots, encoder)
+        except Exception as error:  # a failed job is answered, whatever it was: the agent decides
+            reply = {"id": message["id"], "error": to_wire(error)}
+        channel.send(reply)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

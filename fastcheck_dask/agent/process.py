@@ -1,0 +1,209 @@
+"""The agent process: owns the run, serves saves, and ends by itself when the trainer is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastcheck_dask.agent.channel import AsyncChannel
+from fastcheck_dask.agent.service import RunConfig, SaveService
+from fastcheck_dask.clock import SYSTEM_CLOCK
+from fastcheck_dask.config import Settings
+from fastcheck_dask.coordination.base import Coordinator
+from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, RunInUseError, to_wire
+from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.process_lock import ProcessLock
+
+log = logging.getLogger(__name__)
+
+#: How long a new agent waits for its predecessor to finish the save in flight, in seconds.
+_PREDECESSOR_SECONDS = 60.0
+
+
+class _Outbox(logging.Handler):
+    """What the agent tells the trainer; log records go there too, and to stderr once it is gone."""
+
+    def __init__(self, channel: AsyncChannel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._stderr = logging.StreamHandler()
+        self.trainer_gone = False
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Queue a message for the trainer; from any thread, never blocks."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a log record to the trainer's loggers."""
+        if self.trainer_gone or self._loop.is_closed():
+            self._stderr.emit(record)
+            return
+        text = self.format(record)
+        self.post({"event": "log", "level": record.levelno, "logger": record.name, "text": text})
+
+    async def run(self) -> None:
+        """Send what is queued, for ever."""
+        while True:
+            message = await self._queue.get()
+            if not self.trainer_gone:
+                with contextlib.suppress(ClosedError):
+                    await self._channel.send(message)
+            self._queue.task_done()
+
+    async def flushed(self) -> None:
+        """Wait until all that was posted is sent."""
+        await asyncio.sleep(0)
+        await self._queue.join()
+
+
+async def _serve(channel: AsyncChannel, outbox: _Outbox, service: SaveService) -> bool:
+    """Take requests until the trainer closes or is gone; return whether it closed properly."""
+    saves: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+
+    async def worker() -> None:
+        while (item := await saves.get()) is not None:
+            await service.save(*item)
+
+    working = asyncio.create_task(worker())
+    proper = False
+    while (message := await channel.receive()) is not None:
+        if message["op"] == "save":
+            service.accept(message["slot"])
+            saves.put_nowait((message["slot"], message["seq"]))
+        elif message["op"] == "close":
+            proper = True
+            break
+        else:
+            outbox.post(await _answer(message, service))
+    if not proper:
+        outbox.trainer_gone = True
+        for number in service.orphans():
+            service.accept(number)
+            saves.put_nowait((number, -1))
+    saves.put_nowait(None)
+    await working
+    await service.finish()
+    return proper
+
+
+async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, Any]:
+    reply: dict[str, Any] = {"event": "reply", "id": message["id"]}
+    try:
+        if message["op"] == "records":
+            return reply | {"records": await asyncio.to_thread(service.records)}
+        if message["op"] == "adopt":
+            return reply | {"adopted": await service.adopt(message["slot"])}
+        raise ConfigError(f"the agent knows no request {message['op']!r}")
+    except FastCheckError as error:
+        return reply | {"error": to_wire(error)}
+
+
+def _take_over(run: str, local_dir: str | None) -> ProcessLock:
+    """Own the run's slots; the agent of a dead trainer may first finish the save that is in flight."""
+    folder = LocalTier(run, Path(local_dir) if local_dir else None)
+    lock = ProcessLock(folder.path / "agent.lock", role="agent")
+    if not lock.acquire(wait_seconds=_PREDECESSOR_SECONDS, clock=SYSTEM_CLOCK):
+        holder = lock.holder()
+        raise RunInUseError(
+            f"run {run}: the agent of its former trainer ({holder}) is still saving after "
+            f"{_PREDECESSOR_SECONDS:.0f} s; end that process, or wait and try again"
+        )
+    return lock
+
+
+async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
+    config = RunConfig(
+        run=start["run"],
+        location=start["location"],
+        coordinator_url=start["coordinator_url"],
+        peers=start["peers"],
+        wanted_shards=start["wanted_shards"],
+        settings=Settings(**start["settings"]),
+    )
+    outbox = _Outbox(channel)
+    logging.getLogger("fastcheck_dask").addHandler(outbox)
+    logging.getLogger("fastcheck_dask").setLevel(start["log_level"])
+    sending = asyncio.create_task(outbox.run())
+    coordinator: Coordinator | None = None
+    lock: ProcessLock | None = None
+    try:
+        lock = await asyncio.to_thread(_take_over, config.run, config.settings.local_dir)
+        coordinator = await asyncio.to_thread(
+            connect,
+            config.coordinator_url,
+            timeout_seconds=config.settings.coordinator_seconds,
+            session_seconds=config.settings.session_seconds,
+        )
+        claim = await asyncio.to_thread(
+            coordinator.claim,
+            config.run,
+            start["owner"],
+            wait_seconds=config.settings.session_seconds * 1.5,
+        )
+        service = SaveService(config, coordinator, claim, outbox.post)
+        try:
+            free = await service.start()
+            outbox.post({"event": "ready", "free": free})
+            if await _serve(channel, outbox, service):
+                outbox.post({"event": "closed", "safe": await asyncio.to_thread(service.safe_elsewhere)})
+        finally:
+            await service.close()
+            await asyncio.to_thread(claim.close)
+    except FastCheckError as error:
+        outbox.post({"event": "cannot_start", "error": to_wire(error)})
+    finally:
+        if coordinator is not None:
+            await asyncio.to_thread(coordinator.close)
+        if lock is not None:
+            lock.release()
+        await outbox.flushed()
+        sending.cancel()
+
+
+def _watch(trainer_pid: int, channel: AsyncChannel) -> None:
+    """End the channel when the trainer dies."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(trainer_pid)
+    except ProcessLookupError:
+        channel.stop_receiving()
+        return
+
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        channel.stop_receiving()
+
+    loop.add_reader(pidfd, gone)
+
+
+async def _main(socket_fd: int, trainer_pid: int) -> None:
+    channel = await AsyncChannel.over(socket.socket(fileno=socket_fd))
+    # A forked child of the trainer may keep the socket open: only the trainer's own end counts.
+    _watch(trainer_pid, channel)
+    start = await channel.receive()
+    if start is not None:
+        await _run(channel, start)
+    await channel.close()
+
+
+def main() -> None:
+    """Run the agent: ``python -m fastcheck_dask.agent.process SOCKET_FD TRAINER_PID``."""
+    # A Ctrl-C in the terminal is for the trainer, which closes the agent, or dies and leaves it to finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""The agent's work: saves one after the other, persisting in the background, slots given back when free.
+
+A slot is in use while any of these holds: a snapshot in it waits to be saved, it is the delta base, or its
+checkpoint is being persisted. With two slots this bounds everything that can queue up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcheck_dask.agent.encoder_pool import EncoderPool
+from fastcheck_dask.agent.slots import SlotUse
+from fastcheck_dask.config import Settings
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.engine.save import Base, PeerSaver, Saved, SaveStats, Snapshot, publish
+from fastcheck_dask.engine.save_objects import save_to_objects
+from fastcheck_dask.engine.snapshot import as_base, parse
+from fastcheck_dask.errors import (
+    FastCheckError,
+    NodeUnavailableError,
+    SaveFailedError,
+    StaleBaseError,
+    TierFullError,
+    TooFewNodesError,
+    to_wire,
+)
+from fastcheck_dask.placement.policy import Choice, choose
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.local import LocalTier, Slot
+from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.peer import PeerClient
+
+log = logging.getLogger(__name__)
+
+#: How often one snapshot is tried on other nodes before its save fails.
+_ATTEMPTS = 4
+#: A node that failed is not chosen again for this long, in seconds, unless there is no other.
+_SUSPECT_SECONDS = 30.0
+
+Notify = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where and with whom an agent works."""
+
+    run: str
+    location: str
+    coordinator_url: str
+    #: Whether storage nodes are used.
+    peers: bool
+    #: Data shards if they were given explicitly.
+    wanted_shards: int | None
+    settings: Settings
+
+
+class SaveService:
+    """Serves the saves of one run. Belongs to the agent's event loop; one save at a time."""
+
+    def __init__(self, config: RunConfig, coordinator: Coordinator, claim: RunClaim, notify: Notify) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._claim = claim
+        self._notify = notify
+        settings = config.settings
+        local = LocalTier(config.run, Path(settings.local_dir) if settings.local_dir else None)
+        self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
+        self._folder = CheckpointFolder(open_store(config.location))
+        self._encoders = EncoderPool(settings.encoders)
+        self._saver = PeerSaver(config.run, coordinator, claim, self._encoders, self._client)
+        self._persister = Persister(config.location, self._folder, self._encoders, coordinator, self._client)
+        self._persisting: asyncio.Task[None] | None = None
+        #: The newest commit of this agent and the number of its save.
+        self._newest: tuple[Saved, int] | None = None
+        self._suspects: dict[str, float] = {}
+        self._known_tokens: set[str] = set()
+
+    def _client(self, name: str, address: str) -> PeerClient:
+        settings = self._config.settings
+        return PeerClient(
+            name,
+            address,
+            floor_bytes_per_second=settings.floor_bytes_per_second,
+            grace_seconds=settings.grace_seconds,
+            connect_seconds=settings.connect_seconds,
+        )
+
+    async def start(self) -> list[int]:
+        """Start the encoders and find out what the slots hold; return the numbers of the free ones."""
+        await self._encoders.start()
+        records = await asyncio.to_thread(self._coordinator.commits, self._config.run)
+        self._slots.recognise({record.token: record for record in records})
+        if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
+            self._resume_persist(records[-1])
+        return self._slots.free
+
+    async def adopt(self, number: int) -> bool:
+        """Take the checkpoint that a load put into a slot as delta base."""
+        latest = await asyncio.to_thread(self._coordinator.latest, self._config.run)
+        if latest is None or not self._slots.adopt(number, latest):
+            return False
+        self._resume_persist(latest)
+        return True
+
+    def accept(self, number: int) -> None:
+        """Note that a snapshot in a slot waits to be saved."""
+        self._slots.hold(number, "snapshot")
+
+    async def save(self, number: int, seq: int) -> None:
+        """Save the snapshot in a slot; everything that happens is told through `notify`."""
+        started = time.monotonic()
+        slot = self._slots[number]
+        try:
+            snapshot = parse(slot.path, slot.read_draft())
+            self._known_tokens.add(snapshot.token)
+            saved = await self._save(snapshot, slot)
+            slot.commit(saved.record.generation)
+        except Exception as error:  # whatever it was, training goes on and the handle has to say it
+            log.warning("save %d failed: %s", seq, error, exc_info=not isinstance(error, FastCheckError))
+            slot.clear()
+            self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
+        else:
+            self._slots.rebase(number, as_base(slot.path, saved.manifest))
+            saved.stats.seconds = time.monotonic() - started
+            self._report(saved, seq)
+            await self._queue_persist(saved, number, seq)
+        self._slots.release(number, "snapshot")
+
+    def _report(self, saved: Saved, seq: int) -> None:
+        stats = saved.stats
+        log.info(
+            "generation %d (%s): %d bytes raw, %d sent to %s in %.3f s",
+            saved.record.generation,
+            saved.record.tag,
+            stats.raw_bytes,
+            stats.sent_bytes,
+            ", ".join(stats.nodes) or "the object tier",
+            stats.seconds,
+        )
+        if stats.degraded:
+            log.warning("generation %d (%s): %s", saved.record.generation, saved.record.tag, stats.degraded)
+        self._notify(
+            {
+                "event": "committed",
+                "seq": seq,
+                "record": saved.record.to_bytes(),
+                "stats": {
+                    "raw_bytes": stats.raw_bytes,
+                    "sent_bytes": stats.sent_bytes,
+                    "chunks": stats.chunks,
+                    "deltas": stats.deltas,
+                    "nodes": list(stats.nodes),
+                    "degraded": stats.degraded,
+                    "save_seconds": stats.seconds,
+                },
+            }
+        )
+
+    async def _save(self, snapshot: Snapshot, slot: Slot) -> Saved:
+        latest = await asyncio.to_thread(self._coordinator.latest, self._config.run)
+        generation = 1 + await asyncio.to_thread(self._newest_generation, latest)
+        base = self._slots.base
+        if base is not None and (latest is None or base.manifest.token != latest.token):
+            self._slots.rebase(None, None)
+        excluded: set[str] = set()
+        cause: FastCheckError | None = None
+        for _ in range(_ATTEMPTS):
+            choice = await self._choose(latest, excluded, cause)
+            if choice.shards == 0:
+                return await self._save_to_objects(snapshot, slot, generation, choice)
+            try:
+                return await self._saver.save(
+                    snapshot,
+                    choice,
+                    latest=latest,
+                    base=self._slots.base,
+                    generation=generation,
+                    seal=slot.seal,
+                )
+            except (NodeUnavailableError, TierFullError) as error:
+                node = error.node if isinstance(error, NodeUnavailableError) else error.where
+                excluded.add(node)
+                self._suspects[node] = time.monotonic() + _SUSPECT_SECONDS
+                cause = error
+            except StaleBaseError as error:
+                cause = error
+            log.warning("generation %d is tried again: %s", generation, cause)
+        raise SaveFailedError(
+            f"generation {generation} ({snapshot.tag}) could not be saved in {_ATTEMPTS} attempts; "
+            f"the last one failed with: {cause}"
+        ) from cause
+
+    def _newest_generation(self, latest: CommitRecord | None) -> int:
+        """Return the highest known generation: the object tier outlives a lost coordinator."""
+        known = [marker.generation for marker in self._folder.committed()]
+        return max([0, *known, *([latest.generation] if latest else [])])
+
+    async def _choose(
+        self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None
+    ) -> Choice:
+        if not self._config.peers:
+            return Choice(0, False, ())
+        alive = await asyncio.to_thread(self._coordinator.nodes)
+        now = time.monotonic()
+        suspects = {name for name, until in self._suspects.items() if until > now}
+        arguments: dict[str, Any] = {
+            "wanted": self._config.wanted_shards,
+            "max_shards": self._config.settings.max_shards,
+            "previous": latest.nodes if latest else (),
+        }
+        try:
+            choice = choose(alive, excluded=suspects | excluded, **arguments)
+        except TooFewNodesError:
+            try:
+                choice = choose(alive, excluded=excluded, **arguments)
+            except TooFewNodesError as error:
+                # Nodes that are alive and full are not "too few": say what really stood in the way.
+                raise (cause if isinstance(cause, TierFullError) else error) from cause
+        if cause is not None and choice.degraded is None and choice.shards == 0:
+            return Choice(0, False, (), str(cause))
+        return choice
+
+    async def _save_to_objects(
+        self, snapshot: Snapshot, slot: Slot, generation: int, choice: Choice
+    ) -> Saved:
+        saved = await save_to_objects(
+            self._config.run,
+            snapshot,
+            generation=generation,
+            persister=self._persister,
+            seal=slot.seal,
+            degraded=choice.degraded,
+        )
+        record = await publish(self._coordinator, saved.record, self._claim)
+        await asyncio.to_thread(self._coordinator.mark_persisted, record.run, record.generation, record.token)
+        return saved
+
+    async def _queue_persist(self, saved: Saved, number: int, seq: int) -> None:
+        """Start persisting a committed generation when its turn comes; at most one is being written."""
+        self._newest = (saved, seq)
+        if saved.record.persisted:
+            self._notify({"event": "persisted", "seq": seq})
+            return
+        every = self._config.settings.persist_every
+        if every == 0 or saved.record.generation % every:
+            self._notify({"event": "not_persisted", "seq": seq, "every": every})
+            return
+        self._slots.hold(number, "persist")
+        await self.drain()
+        self._persisting = asyncio.create_task(self._persist(saved, self._slots.base, number, seq))
+
+    async def _persist(self, saved: Saved, source: Base | None, number: int | None, seq: int) -> None:
+        started = time.monotonic()
+        try:
+            moved = await self._persister.persist(
+                saved.manifest, saved.manifest_bytes, record=saved.record, source=source
+            )
+        except Exception as error:  # the checkpoint is in force; only this tier lacks it, and that is told
+            log.warning(
+                "generation %d could not be persisted: %s",
+                saved.record.generation,
+                error,
+                exc_info=not isinstance(error, FastCheckError),
+            )
+            self._notify({"event": "persist_failed", "seq": seq, "error": to_wire(error)})
+        else:
+            self._notify(
+                {
+                    "event": "persisted",
+                    "seq": seq,
+                    "stats": {
+                        "persisted_bytes": moved.by_nodes_bytes + moved.by_host_bytes,
+                        "persist_seconds": time.monotonic() - started,
+                    },
+                }
+            )
+        finally:
+            if number is not None:
+                self._slots.release(number, "persist")
+
+    def _resume_persist(self, latest: CommitRecord) -> None:
+        """Persist the newest generation if an agent before this one did not live to do it."""
+        if latest.persisted or self._config.settings.persist_every == 0:
+            return
+        base, number = self._slots.base, self._slots.base_number
+        if base is None or number is None or self._persisting is not None:
+            return
+        saved = Saved(latest, base.manifest, base.manifest.to_bytes(), SaveStats())
+        self._slots.hold(number, "persist")
+        self._persisting = asyncio.create_task(self._persist(saved, base, number, -1))
+
+    async def drain(self) -> None:
+        """Wait until nothing is being persisted."""
+        if self._persisting is not None:
+            await self._persisting
+            self._persisting = None
+
+    async def finish(self) -> None:
+        """Before the process ends: persist the newest generation even if its turn had not come."""
+        await self.drain()
+        if self._newest is None or self._config.settings.persist_every == 0:
+            return
+        saved, seq = self._newest
+        every = self._config.settings.persist_every
+        if not saved.record.persisted and saved.record.generation % every:
+            await self._persist(saved, self._slots.base, None, seq)
+
+    def orphans(self) -> list[int]:
+        """Return the slots with a complete snapshot that the trainer did not live to hand over."""
+        return self._slots.orphans(self._known_tokens)
+
+    def records(self) -> list[bytes]:
+        """Return the commit records of the run, oldest first."""
+        return [record.to_bytes() for record in self._coordinator.commits(self._config.run)]
+
+    def safe_elsewhere(self) -> bool:
+        """Say whether the newest checkpoint is in another tier than the memory of this host."""
+        latest = self._coordinator.latest(self._config.run)
+        if latest is None:
+            return True
+        return latest.persisted or (bool(latest.nodes) and self._config.settings.persist_every == 0)
+
+    async def close(self) -> None:
+        """End the encoders."""
+        await self._encoders.close()

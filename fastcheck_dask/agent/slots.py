@@ -1,0 +1,103 @@
+"""The two slots as the agent sees them: who uses each, and which holds the delta base."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine.save import Base
+from fastcheck_dask.engine.snapshot import as_base
+from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.tiers.local import LocalTier, Slot, SlotState, SlotStatus
+
+log = logging.getLogger(__name__)
+
+#: A snapshot waits to be saved; the checkpoint is the delta base; it is being persisted.
+Use = Literal["snapshot", "base", "persist"]
+
+
+class SlotUse:
+    """Which slot is in use, and why: one that no use holds is free for the next snapshot.
+
+    Two slots and these uses bound everything that can queue up between trainer and tiers.
+    """
+
+    def __init__(self, local: LocalTier, freed: Callable[[int], None]) -> None:
+        self._local = local
+        self._freed = freed
+        self._uses: dict[int, set[Use]] = {0: set(), 1: set()}
+        self.base: Base | None = None
+
+    def __getitem__(self, number: int) -> Slot:
+        return self._local.slots[number]
+
+    @property
+    def free(self) -> list[int]:
+        """Numbers of the free slots."""
+        return [number for number, uses in self._uses.items() if not uses]
+
+    @property
+    def base_number(self) -> int | None:
+        """Number of the slot that holds the delta base."""
+        return next((number for number, uses in self._uses.items() if "base" in uses), None)
+
+    def hold(self, number: int, use: Use) -> None:
+        """Note that a slot is in use."""
+        self._uses[number].add(use)
+
+    def release(self, number: int, use: Use) -> None:
+        """Note that a use is over; tells when the slot became free."""
+        if use in self._uses[number]:
+            self._uses[number].discard(use)
+            if not self._uses[number]:
+                self._freed(number)
+
+    def rebase(self, number: int | None, base: Base | None) -> None:
+        """Make the checkpoint in a slot the delta base, or give up the present one."""
+        before = self.base_number
+        if number is not None:
+            self.hold(number, "base")
+        if before is not None and before != number:
+            self.release(before, "base")
+        self.base = base
+
+    def status(self, number: int) -> SlotStatus:
+        """Return what a slot says of itself; a damaged one is emptied."""
+        try:
+            return self[number].status
+        except FastCheckError as error:
+            log.warning("%s; it is emptied", error)
+            self[number].clear()
+            return self[number].status
+
+    def recognise(self, by_token: Mapping[str, CommitRecord]) -> None:
+        """Take the last step of a commit that an agent did not live to take."""
+        for number in self._uses:
+            status = self.status(number)
+            if status.state is SlotState.SEALED and status.token in by_token:
+                self[number].commit(by_token[status.token].generation)
+
+    def adopt(self, number: int, latest: CommitRecord) -> bool:
+        """Take a slot as delta base if it holds the newest committed generation."""
+        status = self.status(number)
+        if status.state is not SlotState.COMMITTED or status.token != latest.token:
+            return False
+        try:
+            manifest = Manifest.from_bytes(self[number].read_manifest(), where=str(self[number].path))
+        except FastCheckError as error:
+            log.warning("slot %d is not used as a base: %s", number, error)
+            return False
+        self.rebase(number, as_base(self[number].path, manifest))
+        return True
+
+    def orphans(self, known_tokens: set[str]) -> list[int]:
+        """Return the slots with a complete snapshot that the trainer did not live to hand over."""
+        found = []
+        for number in self.free:
+            status = self.status(number)
+            if status.state is SlotState.SNAPSHOT and status.token not in known_tokens:
+                found.append(number)
+        return found

@@ -1,0 +1,310 @@
+"""One ZooKeeper client whose calls end in time, say what went wrong, and are refused to forked children."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+
+from fastcheck_dask.clock import Deadline
+from fastcheck_dask.errors import ClosedError, CoordinationError
+
+logger = logging.getLogger(__name__)
+
+#: kazoo's own pauses grow so long that after an outage of 30 s it came back 12 s late.
+_CONNECTION_RETRY: Final = {
+    "max_tries": -1,
+    "delay": 0.05,
+    "backoff": 1.5,
+    "max_delay": 0.5,
+    "max_jitter": 0.3,
+}
+_REPLY_LOST: Final = (
+    ConnectionLoss,
+    ConnectionClosedError,
+    SessionExpiredError,
+    SessionMovedError,
+    OperationTimeoutError,
+)
+#: What callers of `attempt` judge themselves.
+_ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
+_RETRY_SECONDS: Final = 0.02
+
+#: Starts an asynchronous kazoo call and returns its result object.
+Call = Callable[[KazooClient], Any]
+
+
+class ReplyLostError(Exception):
+    """The connection broke before the answer came; a write may have taken effect or not."""
+
+
+@dataclass(frozen=True)
+class Znode:
+    """What was read of a znode."""
+
+    data: bytes
+    version: int
+    #: Id of the session with which it goes; 0 for a persistent one.
+    session_id: int
+
+
+class Session:
+    """A session with ZooKeeper that is replaced by a new one when it expires.
+
+    Any thread may call, except kazoo's own (a listener that calls the client blocks it for ever).
+
+    Parameters
+    ----------
+    hosts : str
+        ``host:port,host:port``.
+    timeout_seconds : float
+        How long a call waits for its answer, and the first connection.
+    session_seconds : float
+        After how long without a sign of life the server ends the session.
+    on_change : callable
+        Called from kazoo's thread when the connection comes or goes; may only set flags.
+
+    Raises
+    ------
+    CoordinationError
+        If there is no connection within the time-out.
+    """
+
+    def __init__(
+        self, hosts: str, *, timeout_seconds: float, session_seconds: float, on_change: Callable[[], None]
+    ) -> None:
+        self.hosts = hosts
+        self.timeout_seconds, self.session_seconds = timeout_seconds, session_seconds
+        self._pid = os.getpid()
+        self._on_change = on_change
+        self._connected = threading.Event()
+        self._closing = threading.Event()
+        self._client = KazooClient(
+            hosts=hosts, timeout=session_seconds, connection_retry=dict(_CONNECTION_RETRY), logger=logger
+        )
+        self._client.add_listener(self._listen)
+        if not self._client.start_async().wait(timeout_seconds):
+            self.close(patience_seconds=0.5)
+            raise self._unreachable("connecting", "is it running, and is the address right?")
+
+    @property
+    def session_id(self) -> int:
+        """Id of the present session; another one after the session expired."""
+        found = self._client.client_id
+        return int(found[0]) if found and found[0] else 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as this side knows."""
+        return self._connected.is_set()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a forked child of the one that made the session."""
+        return os.getpid() != self._pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closing.is_set()
+
+    def deadline(self) -> Deadline:
+        """Return by when a call that begins now has to be over."""
+        return Deadline.after(self.timeout_seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Wait; returns at once when the session is closed."""
+        self._closing.wait(seconds)
+
+    def check_usable(self) -> None:
+        """Raise `ClosedError` after :meth:`close` and in forked children."""
+        if self.foreign:
+            raise ClosedError(
+                f"the session with ZooKeeper at {self.hosts} belongs to process {self._pid}, which forked "
+                "this one; connect anew"
+            )
+        if self.closed:
+            raise ClosedError(f"the session with ZooKeeper at {self.hosts} was closed")
+
+    def attempt(self, what: str, call: Call, *, deadline: Deadline) -> Any:
+        """Make one call and return its answer.
+
+        Raises
+        ------
+        ReplyLostError
+            If the connection broke meanwhile.
+        CoordinationError
+            If there was no answer before the deadline, or ZooKeeper refused; `NoNodeError`,
+            `NodeExistsError` and `BadVersionError` come as they are.
+        """
+        self.check_usable()
+        if not self._connected.wait(deadline.left()):
+            raise self._unreachable(what, "there is no connection")
+        self.check_usable()
+        try:
+            return call(self._client).get(timeout=deadline.left())
+        except _REPLY_LOST as error:
+            raise ReplyLostError(what) from error
+        except KazooTimeoutError as error:
+            raise self._unreachable(what, "the answer is missing") from error
+        except _ANSWERS:
+            raise
+        except KazooException as error:
+            raise CoordinationError(
+                f"ZooKeeper at {self.hosts} refused {what}: {type(error).__name__} {error}".rstrip()
+            ) from error
+
+    def repeat(self, what: str, call: Call, *, deadline: Deadline) -> Any:
+        """Make a call that may be made twice, until it is answered; else as :meth:`attempt`."""
+        while True:
+            try:
+                return self.attempt(what, call, deadline=deadline)
+            except ReplyLostError as error:
+                self.after_lost_reply(what, error, deadline=deadline)
+
+    def after_lost_reply(self, what: str, error: ReplyLostError, *, deadline: Deadline) -> None:
+        """Wait a little before the next try; raise `CoordinationError` when there is no time for one."""
+        if deadline.passed:
+            raise self._unreachable(what, "the connection broke") from error
+        logger.debug("%s: the connection to ZooKeeper at %s broke; trying again", what, self.hosts)
+        self.pause(_RETRY_SECONDS)
+
+    def read(self, path: str, *, deadline: Deadline) -> Znode | None:
+        """Return a znode, None if there is none."""
+        try:
+            return _znode(self.repeat(f"reading {path}", lambda c: c.get_async(path), deadline=deadline))
+        except NoNodeError:
+            return None
+
+    def read_many(self, paths: Iterable[str], *, deadline: Deadline) -> list[Znode | None]:
+        """Return many znodes in the order asked, None for those that are missing; one round trip for all."""
+        asked = list(paths)
+
+        def start(client: KazooClient) -> _All:
+            return _All([client.get_async(path) for path in asked])
+
+        found = self.repeat(f"reading {len(asked)} znodes", start, deadline=deadline)
+        return [None if one is None else _znode(one) for one in found]
+
+    def children(self, path: str, *, deadline: Deadline) -> list[str] | None:
+        """Return the names under a znode, sorted; None if there is no such znode."""
+        try:
+            return sorted(
+                self.repeat(f"listing {path}", lambda c: c.get_children_async(path), deadline=deadline)
+            )
+        except NoNodeError:
+            return None
+
+    def sync(self, path: str, *, deadline: Deadline) -> None:
+        """Wait until the server that answers us knows what was written before this call."""
+        self.repeat(f"synchronising {path}", lambda c: c.sync_async(path), deadline=deadline)
+
+    def ensure(self, path: str, *, deadline: Deadline) -> None:
+        """Create a persistent znode and those above it where they are missing."""
+        self.repeat(f"creating {path}", lambda c: c.ensure_path_async(path), deadline=deadline)
+
+    def transact(
+        self, what: str, build: Callable[[Any], None], *, deadline: Deadline
+    ) -> list[Any] | tuple[int, KazooException]:
+        """Run a transaction once.
+
+        Returns
+        -------
+        list or tuple of (int, KazooException)
+            The results; or which operation made the server refuse all of them, and why.
+
+        Raises
+        ------
+        ReplyLostError, CoordinationError
+            As in :meth:`attempt`.
+        """
+
+        def start(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            build(transaction)
+            return transaction.commit_async()
+
+        results: list[Any] = self.attempt(what, start, deadline=deadline)
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and not isinstance(
+                result, RolledBackError | RuntimeInconsistency
+            ):
+                if isinstance(result, _ANSWERS):
+                    return index, result
+                raise CoordinationError(f"ZooKeeper at {self.hosts} refused {what}: {result!r}")
+        return results
+
+    def close(self, *, patience_seconds: float | None = None) -> None:
+        """End the session. Idempotent; does nothing in a forked child. Blocks for at most the time-out."""
+        if self.closed or self.foreign:
+            return
+        self._closing.set()
+        # kazoo waits for the server's goodbye, for as long as it takes; we do not.
+        closer = threading.Thread(target=self._stop_client, name="fastcheck-zookeeper-close", daemon=True)
+        closer.start()
+        closer.join(self.timeout_seconds if patience_seconds is None else patience_seconds)
+        if closer.is_alive():
+            logger.warning("ZooKeeper at %s does not answer; our session there ends by itself", self.hosts)
+        # Wakes those who wait for a connection; they look at `closed` next.
+        self._connected.set()
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            logger.warning("closing the session with ZooKeeper at %s failed", self.hosts, exc_info=True)
+
+    def _listen(self, state: KazooState) -> None:
+        if state == KazooState.CONNECTED:
+            self._connected.set()
+        elif not self.closed:
+            self._connected.clear()
+        self._on_change()
+
+    def _unreachable(self, what: str, why: str) -> CoordinationError:
+        return CoordinationError(
+            f"ZooKeeper at {self.hosts} did not answer within {self.timeout_seconds:g} s ({what}); {why}"
+        )
+
+
+class _All:
+    """Many results as one; None stands for a znode that is not there."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+
+    def get(self, timeout: float) -> list[Any]:
+        deadline = Deadline.after(timeout)
+        found: list[Any] = []
+        for result in self._results:
+            try:
+                found.append(result.get(timeout=deadline.left()))
+            except NoNodeError:
+                found.append(None)
+        return found
+
+
+def _znode(answer: Any) -> Znode:
+    data, stat = answer
+    return Znode(data or b"", stat.version, stat.ephemeralOwner)

@@ -1,0 +1,93 @@
+"""Which committed checkpoints exist, newest first, and where each may be. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.errors import CheckpointNotFoundError
+from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
+from fastcheck_dask.tiers.local import SlotState, SlotStatus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One committed checkpoint and the places that speak of it."""
+
+    generation: int
+    tag: str
+    token: str
+    record: CommitRecord | None = None
+    marker: CommitMarker | None = None
+    #: Number of the slot that holds it on this host.
+    slot: int | None = None
+
+
+def candidates(
+    records: Iterable[CommitRecord],
+    markers: Iterable[CommitMarker],
+    slots: Mapping[int, SlotStatus],
+) -> list[Candidate]:
+    """Merge what coordinator, object tier and shared memory know; newest first.
+
+    Each of the three is written only after the commit, so each alone proves it. The token says whether they
+    speak of the same checkpoint; two of one generation with different tokens are both kept, the
+    coordinator's first, and the disagreement is logged.
+    """
+    found: dict[tuple[int, str], Candidate] = {}
+    for record in records:
+        found[record.generation, record.token] = Candidate(
+            record.generation, record.tag, record.token, record=record
+        )
+    for marker in markers:
+        key = (marker.generation, marker.token)
+        known = found.get(key) or Candidate(*key[:1], marker.tag, marker.token)
+        found[key] = Candidate(known.generation, known.tag, known.token, record=known.record, marker=marker)
+    for number, status in slots.items():
+        if status.state is SlotState.COMMITTED and status.generation is not None:
+            key = (status.generation, status.token)
+            known = found.get(key) or Candidate(*key[:1], status.tag, status.token)
+            found[key] = Candidate(
+                known.generation, known.tag, known.token, known.record, known.marker, slot=number
+            )
+    ordered = sorted(found.values(), key=lambda c: (c.generation, c.record is not None), reverse=True)
+    for newer, older in itertools.pairwise(ordered):
+        if newer.generation == older.generation:
+            log.warning(
+                "generation %d is %s (token %s) to the coordinator and %s (token %s) elsewhere; "
+                "the coordinator decides",
+                newer.generation,
+                newer.tag,
+                newer.token,
+                older.tag,
+                older.token,
+            )
+    _log_lost_markers(ordered)
+    return ordered
+
+
+def _log_lost_markers(ordered: list[Candidate]) -> None:
+    for candidate in ordered:
+        if candidate.record is not None and candidate.record.persisted and candidate.marker is None:
+            log.warning(
+                "generation %d (%s) is persisted to the coordinator, but the object tier has no commit "
+                "marker of it; the coordinator decides that it exists, the object tier what it can give",
+                candidate.generation,
+                candidate.tag,
+            )
+
+
+def with_tag(found: list[Candidate], tag: str) -> Candidate:
+    """Return the newest candidate with a tag; `CheckpointNotFoundError` names those that there are."""
+    for candidate in found:
+        if candidate.tag == tag:
+            return candidate
+    newest = ", ".join(c.tag for c in found[:8]) or "none"
+    raise CheckpointNotFoundError(
+        f"no committed checkpoint has the tag {tag!r}; the newest tags are: {newest}"
+    )

@@ -1,0 +1,96 @@
+"""Turn one task into a payload: the innermost loop of a save, run in the encoder processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from fastcheck_codecs import PrefixIndex, XorDelta, checksum
+
+from fastcheck_dask.engine.plan import Piece
+from fastcheck_dask.layout.parity import combine
+
+Bits = npt.NDArray[np.uint8]
+
+#: Chunks up to this size are not worth a sample: they go as deltas when they have a base.
+_SAMPLE_FROM = 16 * 1024
+_SAMPLE_RUNS, _SAMPLE_RUN = 4, 4096
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What encoding one task gave: how long it is, and the checksums that travel with it."""
+
+    nbytes: int
+    #: xxh3_128 of the raw bits, hex.
+    digest: str
+    #: crc32c of the payload.
+    crc32c: int
+
+
+def digest(bits: Bits) -> str:
+    """Return the digest of raw bits, as manifests carry it."""
+    return xxhash.xxh3_128_hexdigest(bits)
+
+
+class TaskEncoder:
+    """Encodes tasks; owns the scratch that parity needs, so that nothing is allocated in steady state."""
+
+    def __init__(self) -> None:
+        self._scratch = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+
+    def encode(
+        self,
+        current: tuple[Bits, tuple[Piece, ...]],
+        base: tuple[Bits, tuple[Piece, ...]] | None,
+        *,
+        dtype: str,
+        nbytes: int,
+        out: Bits,
+    ) -> Payload:
+        """Encode one task into `out`.
+
+        Parameters
+        ----------
+        current, base : tuple of (slot data, pieces)
+            The chunk is the XOR of its pieces, each padded with zeros; data chunks have one piece.
+        dtype : str
+            Name by which the codecs choose how to split the bits.
+        nbytes : int
+            Raw bytes of the chunk.
+        out : ndarray of uint8
+            At least ``max_encoded_nbytes(nbytes)`` long; receives the payload.
+        """
+        raw = self._bits(0, *current, nbytes)
+        is_parity = len(current[1]) > 1
+        if base is None:
+            length = PrefixIndex(dtype=dtype).encode_into(raw, out)
+        else:
+            before = self._bits(1, *base, nbytes)
+            if is_parity or _delta_is_smaller(raw, before, dtype):
+                residual = "xor" if is_parity else "auto"
+                length = XorDelta(base=before, residual=residual, dtype=dtype).encode_into(raw, out)
+            else:
+                length = PrefixIndex(dtype=dtype).encode_into(raw, out)
+        return Payload(length, digest(raw), checksum(out[:length]))
+
+    def _bits(self, which: int, slot: Bits, pieces: tuple[Piece, ...], nbytes: int) -> Bits:
+        if len(pieces) == 1 and pieces[0][1] == nbytes:
+            offset, length = pieces[0]
+            return slot[offset : offset + length]
+        if self._scratch[which].size < nbytes:
+            self._scratch[which] = np.empty(nbytes, np.uint8)
+        return combine((slot[o : o + n] for o, n in pieces), self._scratch[which][:nbytes])
+
+
+def _delta_is_smaller(raw: Bits, base: Bits, dtype: str) -> bool:
+    """Say from a sample whether the delta beats the chunk by itself (momenta: mostly not)."""
+    if raw.size <= _SAMPLE_FROM:
+        return True
+    starts = np.linspace(0, raw.size - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64) // 16 * 16
+    sample = np.concatenate([raw[s : s + _SAMPLE_RUN] for s in starts])
+    before = np.concatenate([base[s : s + _SAMPLE_RUN] for s in starts])
+    delta = XorDelta(base=before, dtype=dtype).encode(sample)
+    return bool(delta.size <= PrefixIndex(dtype=dtype).encode(sample).size)

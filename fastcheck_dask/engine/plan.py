@@ -1,0 +1,160 @@
+"""What has to be encoded for a save, and from which bytes of the slots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastcheck_dask.layout.chunks import ArraySpec, Chunk, Placement
+from fastcheck_dask.layout.dtypes import codec_dtype, itemsize_of
+from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
+
+#: A range of a slot's data: offset and length in bytes.
+Piece = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The arrays of one checkpoint and where their bits lie in a slot."""
+
+    arrays: tuple[ArraySpec, ...]
+    placement: Placement
+    layout: Layout | None
+    _chunks: dict[str, Chunk] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def chunks(self) -> Mapping[str, Chunk]:
+        """The data chunks by key."""
+        if not self._chunks:
+            self._chunks.update((chunk.key, chunk) for spec in self.arrays for chunk in spec.chunks)
+        return self._chunks
+
+    def piece(self, key: str) -> Piece:
+        """Return where a data chunk lies."""
+        chunk = self.chunks[key]
+        return self.placement.offsets[chunk.path] + chunk.offset, chunk.nbytes
+
+
+@dataclass(frozen=True)
+class Task:
+    """One chunk to encode: the XOR of `current` pieces, as it is or against the XOR of `base` pieces."""
+
+    key: str
+    #: Shard number; the parity shard comes after the data shards. 0 without a peer tier.
+    shard: int
+    dtype: str
+    nbytes: int
+    current: tuple[Piece, ...]
+    #: None: the chunk goes whole.
+    base: tuple[Piece, ...] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tasks that are encoded together and sent together: a run of stripes."""
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of all tasks."""
+        return sum(task.nbytes for task in self.tasks)
+
+
+def jobs_for_peers(
+    content: Content, base: Content | None, whole: Collection[str], *, budget_bytes: int
+) -> Iterator[Job]:
+    """Plan the encoding of a checkpoint for its shards, stripe by stripe.
+
+    Parameters
+    ----------
+    content : Content
+        What is saved; has a layout.
+    base : Content or None
+        The committed checkpoint in the other slot, if the nodes hold the very same one.
+    whole : collection of str
+        Keys that their node has no base for.
+    budget_bytes : int
+        A job ends when its raw bytes reach this.
+
+    Yields
+    ------
+    Job
+        Together they hold every chunk and every parity chunk exactly once.
+    """
+    assert content.layout is not None
+    yield from _batched(_stripe_tasks(content, base, whole), budget_bytes)
+
+
+def jobs_for_objects(
+    content: Content, keys: Iterable[str] | None = None, *, budget_bytes: int
+) -> Iterator[Job]:
+    """Plan the encoding of whole data chunks, all of them or those named."""
+    chosen = content.chunks if keys is None else keys
+    yield from _batched(([_data_task(content, key, 0, None)] for key in chosen), budget_bytes)
+
+
+def _batched(groups: Iterable[Sequence[Task]], budget_bytes: int) -> Iterator[Job]:
+    waiting: list[Task] = []
+    size = 0
+    for group in groups:
+        group_size = sum(task.nbytes for task in group)
+        if waiting and size + group_size > budget_bytes:
+            yield Job(tuple(waiting))
+            waiting, size = [], 0
+        waiting += group
+        size += group_size
+    if waiting:
+        yield Job(tuple(waiting))
+
+
+def _stripe_tasks(content: Content, base: Content | None, whole: Collection[str]) -> Iterator[list[Task]]:
+    assert content.layout is not None
+    old: dict[int, Stripe] = {}
+    if base is not None and base.layout is not None:
+        old = {stripe.id: stripe for stripe in base.layout.stripes}
+    sizes = {key: chunk.nbytes for key, chunk in content.chunks.items()}
+    for stripe in content.layout.stripes:
+        tasks = [
+            _data_task(content, key, shard, None if key in whole else base)
+            for shard, key in enumerate(stripe.members)
+            if key is not None
+        ]
+        if content.layout.parity:
+            before = None if stripe.parity_key in whole else old.get(stripe.id)
+            tasks.append(_parity_task(content, stripe, parity_nbytes(stripe, sizes), base, before))
+        yield tasks
+
+
+def _data_task(content: Content, key: str, shard: int, base: Content | None) -> Task:
+    chunk = content.chunks[key]
+    pieces: tuple[Piece, ...] | None = None
+    if base is not None:
+        before = base.chunks.get(key)
+        if before is not None and (before.dtype, before.nbytes) == (chunk.dtype, chunk.nbytes):
+            pieces = (base.piece(key),)
+    return Task(key, shard, codec_dtype(chunk.dtype), chunk.nbytes, (content.piece(key),), pieces)
+
+
+def _parity_task(
+    content: Content, stripe: Stripe, nbytes: int, base: Content | None, before: Stripe | None
+) -> Task:
+    members = [key for key in stripe.members if key is not None]
+    widths = {itemsize_of(content.chunks[key].dtype) for key in members}
+    width = widths.pop() if len(widths) == 1 else 1
+    pieces: tuple[Piece, ...] | None = None
+    if base is not None and before is not None:
+        # Beyond the new parity's end the old one does not matter: what was there has vanished.
+        pieces = tuple(
+            (offset, min(length, nbytes))
+            for offset, length in (base.piece(key) for key in before.members if key is not None)
+        )
+    assert content.layout is not None
+    return Task(
+        stripe.parity_key,
+        content.layout.shards,
+        f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8",
+        nbytes,
+        tuple(content.piece(key) for key in members),
+        pieces,
+    )

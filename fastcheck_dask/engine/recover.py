@@ -1,0 +1,314 @@
+"""Bring a state back: which checkpoint, from where, and into which memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
+from fastcheck_dask.engine.encode import Bits
+from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.plan import Content
+from fastcheck_dask.engine.snapshot import describe
+from fastcheck_dask.errors import (
+    CorruptDataError,
+    FastCheckError,
+    ShardUnavailableError,
+    TierError,
+    UnrecoverableError,
+)
+from fastcheck_dask.ids import parse_directory_name
+from fastcheck_dask.layout.chunks import ArraySpec, place
+from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
+from fastcheck_dask.layout.state import select, unflatten
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.local import LocalTier, SlotStatus
+from fastcheck_dask.tiers.peer import PeerClient
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A state that was brought back."""
+
+    state: Any
+    manifest: Manifest
+    report: LoadReport
+    #: The slot that now holds the checkpoint although it did not before: a delta base for the agent.
+    filled: int | None
+
+
+class Recovery:
+    """Loads checkpoints of one run on this host."""
+
+    def __init__(
+        self, local: LocalTier, folder: CheckpointFolder | None, client: Callable[[str, str], PeerClient]
+    ) -> None:
+        self._local = local
+        self._folder = folder
+        self._client = client
+
+    async def load(
+        self,
+        records: Sequence[CommitRecord],
+        *,
+        tag: str | None = None,
+        include: str | list[str] | None = None,
+        free_slot: int | None = None,
+    ) -> Recovered | None:
+        """Load the newest checkpoint that can be had complete, or the one with a tag.
+
+        Parameters
+        ----------
+        records : sequence of CommitRecord
+            What the coordinator knows.
+        tag : str, optional
+            Load this one, or raise.
+        include : str or list of str, optional
+            Patterns of leaf paths; only what matches is loaded.
+        free_slot : int, optional
+            A slot that may be filled with the newest checkpoint, so that the next save is a delta.
+
+        Returns
+        -------
+        Recovered or None
+            None if nothing was ever committed.
+
+        Raises
+        ------
+        CheckpointNotFoundError, UnrecoverableError, LayoutError
+        """
+        found = self._candidates(records)
+        if not found and tag is None:
+            self._refuse_unmarked()
+            return None
+        chosen = found if tag is None else [with_tag(found, tag)]
+        skipped: list[str] = []
+        for candidate in chosen:
+            fill = free_slot if include is None and candidate is found[0] else None
+            try:
+                return await self._load_one(candidate, include, fill, skipped)
+            except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
+                if tag is not None:
+                    raise
+                why = f"generation {candidate.generation} ({candidate.tag}): {error}"
+                log.warning("skipped %s", why)
+                skipped.append(why)
+        raise UnrecoverableError("every committed checkpoint of the run", tuple(skipped))
+
+    def _candidates(self, records: Sequence[CommitRecord]) -> list[Candidate]:
+        statuses: dict[int, SlotStatus] = {}
+        for number, slot in enumerate(self._local.slots):
+            try:
+                statuses[number] = slot.status
+            except FastCheckError as error:
+                log.warning("%s", error)
+        return candidates(records, self._folder.committed() if self._folder else (), statuses)
+
+    def _refuse_unmarked(self) -> None:
+        """Say so, and do not let training start anew, where data lie without any record of a commit."""
+        if self._folder is None:
+            return
+        paths = self._folder.store.list("")
+        complete = [
+            path.split("/")[0] for path in paths if path.count("/") == 1 and path.endswith("/zarr.json")
+        ]
+        names = sorted(name for name in complete if parse_directory_name(name))
+        if names:
+            raise UnrecoverableError(
+                f"the run (complete checkpoints are there, {', '.join(names[:4])}, but no commit marker of any)",
+                ("put .fastcheck/ back beside them, or move them away to start anew",),
+            )
+
+    async def _load_one(
+        self, candidate: Candidate, include: str | list[str] | None, fill: int | None, skipped: list[str]
+    ) -> Recovered:
+        started = time.monotonic()
+        manifest = await self._manifest(candidate)
+        paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
+        arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
+        report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
+        memory = self._memory(candidate, manifest, arrays, fill, whole=include is None)
+        loader = ChunkLoader(
+            manifest,
+            memory.region,
+            record=candidate.record,
+            client=self._client,
+            folder=self._folder,
+            report=report,
+        )
+        keys = [chunk.key for spec in arrays for chunk in spec.chunks]
+        try:
+            if candidate.slot is not None:
+                loader.take_local(keys, _slot_region(self._local, candidate.slot, manifest))
+            await loader.load(keys)
+        except BaseException:
+            memory.abandon()
+            raise
+        filled = memory.keep(manifest)
+        state = unflatten(tree, memory.hand_over, arrays=arrays)
+        report.seconds = time.monotonic() - started
+        log.info(
+            "generation %d (%s) loaded from %s: %d bytes in %.3f s",
+            manifest.generation,
+            manifest.tag,
+            report.source,
+            sum(spec.nbytes for spec in arrays),
+            report.seconds,
+        )
+        return Recovered(state, manifest, report, filled)
+
+    def _memory(
+        self,
+        candidate: Candidate,
+        manifest: Manifest,
+        arrays: list[ArraySpec],
+        fill: int | None,
+        *,
+        whole: bool,
+    ) -> _Memory:
+        if candidate.slot is not None and whole:
+            return _SlotMemory(self._local, candidate.slot, manifest)
+        if fill is not None and candidate.slot is None:
+            try:
+                return _FilledSlot(self._local, fill, manifest)
+            except TierError as error:
+                log.warning("the checkpoint is not kept in shared memory: %s", error)
+        return _PlainMemory(manifest, arrays)
+
+    async def _manifest(self, candidate: Candidate) -> Manifest:
+        """Get the manifest from the nearest place that has it."""
+        causes: list[str] = []
+        if candidate.slot is not None:
+            slot = self._local.slots[candidate.slot]
+            try:
+                return _checked(Manifest.from_bytes(slot.read_manifest(), where=str(slot.path)), candidate)
+            except FastCheckError as error:
+                causes.append(str(error))
+        record = candidate.record
+        if record is not None:
+            for name, address in zip(record.nodes, record.addresses, strict=True):
+                client = self._client(name, address)
+                try:
+                    data = bytes(await client.manifest(record.run, record.generation, record.token))
+                    if digest_of_manifest(data) != record.manifest_digest:
+                        raise CorruptDataError(f"the manifest of node {name} is damaged")
+                    return _checked(Manifest.from_bytes(data, where=f"manifest of node {name}"), candidate)
+                except FastCheckError as error:
+                    causes.append(str(error))
+                finally:
+                    await client.close()
+        if candidate.marker is not None and self._folder is not None:
+            try:
+                return _checked(self._folder.load_manifest(candidate.marker), candidate)
+            except FastCheckError as error:
+                causes.append(str(error))
+        if candidate.marker is None:
+            causes.append("the object tier has no commit marker of it")
+        raise UnrecoverableError(
+            f"the manifest of generation {candidate.generation} ({candidate.tag})", tuple(causes)
+        )
+
+
+def _checked(manifest: Manifest, candidate: Candidate) -> Manifest:
+    if (manifest.generation, manifest.token) != (candidate.generation, candidate.token):
+        raise CorruptDataError(
+            f"a manifest of generation {manifest.generation} was found where {candidate.generation} should be"
+        )
+    return manifest
+
+
+def _slot_region(local: LocalTier, number: int, manifest: Manifest) -> Callable[[str], Bits]:
+    data = local.slots[number].data
+    content = Content(manifest.arrays, place(manifest.arrays), manifest.layout)
+
+    def region(key: str) -> Bits:
+        offset, nbytes = content.piece(key)
+        return data[offset : offset + nbytes]
+
+    return region
+
+
+class _Memory:
+    """Where the chunks of a load go, and what becomes of it."""
+
+    def region(self, key: str) -> Bits:
+        """Return the memory of a data chunk."""
+        raise NotImplementedError
+
+    def hand_over(self, spec: ArraySpec) -> Bits:
+        """Return the bits of an array in memory that the state may keep."""
+        raise NotImplementedError
+
+    def keep(self, manifest: Manifest) -> int | None:  # noqa: ARG002
+        """Note that everything is there; return the slot that holds it now, if it did not before."""
+        return None
+
+    def abandon(self) -> None:
+        """Note that the load failed."""
+
+
+class _PlainMemory(_Memory):
+    """Memory of the process: the state wraps it without another copy."""
+
+    def __init__(self, manifest: Manifest, arrays: list[ArraySpec]) -> None:
+        self._manifest = manifest
+        self._bits = {spec.path: np.empty(spec.nbytes, np.uint8) for spec in arrays}
+
+    def region(self, key: str) -> Bits:
+        chunk = self._manifest.chunks[key]
+        return self._bits[chunk.path][chunk.offset : chunk.offset + chunk.nbytes]
+
+    def hand_over(self, spec: ArraySpec) -> Bits:
+        return self._bits.pop(spec.path)
+
+
+class _SlotMemory(_Memory):
+    """A slot that holds the checkpoint already; the state gets a copy, damaged chunks are mended in place."""
+
+    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
+        self._slot = local.slots[number]
+        self._offsets = place(manifest.arrays).offsets
+        self._region = _slot_region(local, number, manifest)
+
+    def region(self, key: str) -> Bits:
+        return self._region(key)
+
+    def hand_over(self, spec: ArraySpec) -> Bits:
+        start = self._offsets[spec.path]
+        return self._slot.data[start : start + spec.nbytes].copy()
+
+
+class _FilledSlot(_SlotMemory):
+    """A free slot that becomes the local copy of the checkpoint."""
+
+    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
+        slot = local.slots[number]
+        slot.clear()
+        slot.reserve(place(manifest.arrays).total_bytes)
+        slot.begin(manifest.token, manifest.tag)
+        self._number = number
+        super().__init__(local, number, manifest)
+
+    def keep(self, manifest: Manifest) -> int | None:
+        document = describe(
+            token=manifest.token,
+            tag=manifest.tag,
+            created_unix=manifest.created_unix,
+            tree=manifest.tree,
+            arrays=manifest.arrays,
+        )
+        self._slot.complete(document, place(manifest.arrays).total_bytes)
+        self._slot.seal(manifest.to_bytes())
+        self._slot.commit(manifest.generation)
+        return self._number
+
+    def abandon(self) -> None:
+        self._slot.clear()

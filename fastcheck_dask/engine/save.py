@@ -1,0 +1,401 @@
+"""Save a snapshot to the storage nodes: begin, send, prepare, commit.
+
+What must hold: before the coordinator has the commit record nothing of the save can be loaded; after it has,
+every node of the group holds its shard (staged or committed) and the manifest. Whatever fails before that
+moment leaves the former checkpoint in force on every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastcheck_codecs import is_delta
+
+from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.engine.encode import Bits
+from fastcheck_dask.engine.plan import Content, Job, jobs_for_peers
+from fastcheck_dask.errors import CommitConflictError, CoordinationError, FencedError, StaleBaseError
+from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
+from fastcheck_dask.layout.stripes import Layout, assign
+from fastcheck_dask.placement.policy import Choice
+from fastcheck_dask.tiers.descriptors import Descriptor
+from fastcheck_dask.tiers.peer import PeerClient
+
+log = logging.getLogger(__name__)
+
+#: Raw bytes of one job: a message to each node.
+JOB_BYTES = 16 * 2**20
+#: How long a commit is tried again while the coordinator does not answer, in seconds.
+COMMIT_PATIENCE = 30.0
+_COMMIT_RETRY = 0.5
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """One encoded chunk; the payload lies in the arena and is valid while its job is held."""
+
+    key: str
+    shard: int
+    dtype: str
+    raw_nbytes: int
+    digest: str
+    crc32c: int
+    payload: Bits
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """What travels beside the payload."""
+        return Descriptor(
+            self.key, self.dtype, self.raw_nbytes, self.digest, self.crc32c, self.payload.nbytes
+        )
+
+
+class Encoder(Protocol):
+    """Encodes jobs; implemented by the agent's encoder processes."""
+
+    @property
+    def parallel(self) -> int:
+        """How many jobs can be held at once."""
+        ...
+
+    async def prepare(self, jobs: list[Job]) -> None:
+        """Make room for the largest job."""
+        ...
+
+    def encoded(
+        self, job: Job, current: Path, base: Path | None
+    ) -> AbstractAsyncContextManager[list[EncodedChunk]]:
+        """Encode a job from the slots at these paths; the chunks are valid until the block ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A complete copy of the state in a slot, not yet committed."""
+
+    slot: Path
+    token: str
+    tag: str
+    created_unix: float
+    tree: Any
+    content: Content
+    #: What is inline in the tree counts too.
+    raw_bytes: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """The committed checkpoint that a slot holds: what deltas are made against."""
+
+    slot: Path
+    manifest: Manifest
+    content: Content
+
+
+@dataclass
+class SaveStats:
+    """What a save moved."""
+
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+    #: Of the chunks sent, how many were deltas against the base.
+    deltas: int = 0
+    chunks: int = 0
+    nodes: tuple[str, ...] = ()
+    degraded: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed save."""
+
+    record: CommitRecord
+    manifest: Manifest
+    manifest_bytes: bytes
+    stats: SaveStats
+
+
+class PeerSaver:
+    """Saves snapshots of one run to storage nodes. Belongs to one event loop; one save at a time."""
+
+    def __init__(
+        self,
+        run: str,
+        coordinator: Coordinator,
+        claim: RunClaim,
+        encoder: Encoder,
+        client: Callable[[str, str], PeerClient],
+    ) -> None:
+        self._run = run
+        self._coordinator = coordinator
+        self._claim = claim
+        self._encoder = encoder
+        self._client = client
+
+    async def save(
+        self,
+        snapshot: Snapshot,
+        choice: Choice,
+        *,
+        latest: CommitRecord | None,
+        base: Base | None,
+        generation: int,
+        seal: Callable[[bytes], None],
+    ) -> Saved:
+        """Make a snapshot the newest committed generation.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+            What is saved.
+        choice : Choice
+            The nodes, at least one.
+        latest : CommitRecord or None
+            The newest committed generation; its chunks on the nodes are protected, and are the base.
+        base : Base or None
+            The same checkpoint in the other slot, if this host has it.
+        generation : int
+            The number of the new one.
+        seal : callable
+            Stores the manifest beside the snapshot just before the commit, so that after a crash the slot
+            is known to hold it.
+
+        Raises
+        ------
+        NodeUnavailableError, TierFullError, StaleBaseError
+            A node could not take its shard; nothing has changed.
+        CommitConflictError, FencedError
+            Another owner decided; nothing of this save is visible.
+        CoordinationError
+            The coordinator did not answer for `COMMIT_PATIENCE` seconds. Whether the commit happened is found
+            out by asking for `latest` before the next save.
+        """
+        if base is not None and (latest is None or base.manifest.token != latest.token):
+            base = None
+        layout = _layout(snapshot, choice, base)
+        content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
+        attempt = _Attempt(
+            self._run, snapshot, choice, [self._client(n.name, n.address) for n in choice.nodes]
+        )
+        try:
+            try:
+                whole = await attempt.begin(layout, generation, latest, has_base=base is not None)
+                jobs = list(
+                    jobs_for_peers(content, base.content if base else None, whole, budget_bytes=JOB_BYTES)
+                )
+                await send_jobs(self._encoder, jobs, attempt.put, snapshot.slot, base.slot if base else None)
+                manifest = manifest_of(
+                    self._run, generation, snapshot, attempt.digests, choice=choice, layout=layout
+                )
+                data = manifest.to_bytes()
+                await attempt.prepare(data)
+                await asyncio.to_thread(seal, data)
+            except BaseException:
+                await attempt.abort()
+                raise
+            record = record_of(manifest, data, choice, snapshot.raw_bytes)
+            try:
+                record = await publish(self._coordinator, record, self._claim)
+            except (CommitConflictError, FencedError):
+                await attempt.abort()
+                raise
+            # From here on it is committed: a node that does not hear so learns it at the next save or load.
+            await attempt.announce(generation)
+        finally:
+            await attempt.close()
+        return Saved(record, manifest, data, attempt.stats)
+
+
+async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClaim) -> CommitRecord:
+    """Commit, trying again while the coordinator does not answer: the token makes that safe."""
+    deadline = Deadline.after(COMMIT_PATIENCE)
+    while True:
+        try:
+            return await asyncio.to_thread(coordinator.commit, record, claim)
+        except (CommitConflictError, FencedError):
+            raise
+        except CoordinationError as error:
+            if deadline.passed:
+                raise
+            log.warning("generation %d: the commit is tried again: %s", record.generation, error)
+            await asyncio.sleep(_COMMIT_RETRY)
+
+
+async def send_jobs(
+    encoder: Encoder,
+    jobs: list[Job],
+    send: Callable[[list[EncodedChunk]], Awaitable[None]],
+    current: Path,
+    base: Path | None,
+) -> None:
+    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent."""
+    await encoder.prepare(jobs)
+    waiting = iter(jobs)
+
+    async def lane() -> None:
+        for job in waiting:
+            async with encoder.encoded(job, current, base) as chunks:
+                await send(chunks)
+
+    await together(lane() for _ in range(encoder.parallel))
+
+
+async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Run calls at once and return their results; the first error cancels the others and is raised itself."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+class _Attempt:
+    """One save on its way: the connections to its nodes and what was sent so far."""
+
+    def __init__(self, run: str, snapshot: Snapshot, choice: Choice, clients: list[PeerClient]) -> None:
+        self._run, self._token = run, snapshot.token
+        self._names = tuple(node.name for node in choice.nodes)
+        self._clients = clients
+        self.digests: dict[str, str] = {}
+        self.stats = SaveStats(raw_bytes=snapshot.raw_bytes, nodes=self._names, degraded=choice.degraded)
+
+    async def begin(
+        self, layout: Layout, generation: int, latest: CommitRecord | None, *, has_base: bool
+    ) -> Collection[str]:
+        """Announce the save to every node; return the keys that have to go whole."""
+
+        async def one(shard: int, client: PeerClient) -> Sequence[str]:
+            keys = layout.keys_of(shard)
+            arguments: dict[str, Any] = {
+                "run": self._run,
+                "generation": generation,
+                "token": self._token,
+                "shard": shard,
+                "keys": list(keys),
+                "reserve_bytes": 0,
+            }
+            if latest is None or self._names[shard] not in latest.nodes:
+                await client.begin(base=None, **arguments)
+                return keys
+            try:
+                # Naming what is committed also protects it, where the node has not heard of the commit.
+                absent = await client.begin(base=(latest.generation, latest.token), **arguments)
+            except StaleBaseError as error:
+                log.warning("generation %d, shard %d goes whole: %s", generation, shard, error)
+                await client.begin(base=None, **arguments)
+                return keys
+            return absent if has_base else keys
+
+        found = await together(one(shard, client) for shard, client in enumerate(self._clients))
+        return {key for keys in found for key in keys}
+
+    async def put(self, chunks: list[EncodedChunk]) -> None:
+        """Send the chunks of one job, to all nodes at once."""
+        by_shard: dict[int, list[EncodedChunk]] = {}
+        for chunk in chunks:
+            by_shard.setdefault(chunk.shard, []).append(chunk)
+            self.digests[chunk.key] = chunk.digest
+        await together(
+            self._clients[shard].put(
+                run=self._run,
+                token=self._token,
+                chunks=[chunk.descriptor for chunk in group],
+                frames=[chunk.payload for chunk in group],
+            )
+            for shard, group in by_shard.items()
+        )
+        self.stats.chunks += len(chunks)
+        self.stats.deltas += sum(is_delta(chunk.payload) for chunk in chunks)
+        self.stats.sent_bytes += sum(chunk.payload.nbytes for chunk in chunks)
+
+    async def prepare(self, manifest: bytes) -> None:
+        """Have every node promise that it can commit; it keeps its shard and the manifest until told."""
+        digest = digest_of_manifest(manifest)
+        await together(
+            client.prepare(self._run, self._token, digest=digest, manifest=manifest)
+            for client in self._clients
+        )
+
+    async def abort(self) -> None:
+        """Drop what is staged, where the node can still be reached."""
+        await asyncio.gather(
+            *(client.abort(run=self._run, token=self._token) for client in self._clients),
+            return_exceptions=True,
+        )
+
+    async def announce(self, generation: int) -> None:
+        """Tell the nodes of the commit."""
+        results = await asyncio.gather(
+            *(
+                client.commit(run=self._run, generation=generation, token=self._token)
+                for client in self._clients
+            ),
+            return_exceptions=True,
+        )
+        for name, result in zip(self._names, results, strict=True):
+            if isinstance(result, Exception):
+                log.warning("generation %d: node %s was not told of the commit: %s", generation, name, result)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(client.close() for client in self._clients), return_exceptions=True)
+
+
+def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
+    previous = base.manifest.layout if base is not None else None
+    if previous is not None and previous.parity != choice.parity:
+        previous = None
+    sizes = {key: chunk.nbytes for key, chunk in snapshot.content.chunks.items()}
+    return assign(sizes, shards=choice.shards, parity=choice.parity, previous=previous)
+
+
+def manifest_of(
+    run: str,
+    generation: int,
+    snapshot: Snapshot,
+    digests: dict[str, str],
+    *,
+    choice: Choice,
+    layout: Layout | None,
+) -> Manifest:
+    """Return the manifest of a snapshot whose chunks have these digests."""
+    return Manifest(
+        run=run,
+        generation=generation,
+        tag=snapshot.tag,
+        token=snapshot.token,
+        created_unix=snapshot.created_unix,
+        tree=snapshot.tree,
+        arrays=snapshot.content.arrays,
+        digests=digests,
+        layout=layout,
+        nodes=tuple(node.name for node in choice.nodes),
+    )
+
+
+def record_of(manifest: Manifest, data: bytes, choice: Choice, raw_bytes: int) -> CommitRecord:
+    """Return the commit record of a manifest."""
+    return CommitRecord(
+        run=manifest.run,
+        generation=manifest.generation,
+        tag=manifest.tag,
+        token=manifest.token,
+        manifest_digest=digest_of_manifest(data),
+        nodes=tuple(node.name for node in choice.nodes),
+        addresses=tuple(node.address for node in choice.nodes),
+        shards=choice.shards,
+        parity=choice.parity,
+        raw_bytes=raw_bytes,
+        created_unix=manifest.created_unix,
+    )

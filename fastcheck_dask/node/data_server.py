@@ -1,0 +1,345 @@
+"""The data port of a storage node: its own thread and event loop, so that Dask can come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from distributed.comm.core import Comm, CommClosedError, listen
+
+from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
+from fastcheck_dask.ids import check_name
+from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
+from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address
+
+#: How often a client that waits is told that the node is at work.
+WORKING_SECONDS = 0.5
+#: Slower transfers than this are ended, so that a stopped client cannot keep buffers and readers for ever.
+FLOOR_BYTES_PER_SECOND = 1e6
+GRACE_SECONDS = 30.0
+#: Connections at a time; each may bring one message into memory.
+COMM_LIMIT = 128
+
+_Request = dict[str, Any]
+_Reply = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class ObjectWriter(Protocol):
+    """What the data server needs of an object tier."""
+
+    def write(self, path: str, data: Bits) -> None:
+        """Write one object, atomically; blocks."""
+        ...
+
+
+class DataServer:
+    """Serves one store over ``fcs://``.
+
+    Requests are decoded into calls of the store, which run in threads: the loop only moves bytes, and
+    answers `ping` itself. Every error becomes a reply; what breaks the protocol loses its connection.
+
+    Parameters
+    ----------
+    store : ShardStore
+        Outlives the server.
+    open_store : callable
+        Opens an object tier by its location, for `persist`.
+    host, port
+        Where to listen; port 0 takes any.
+    insecure : bool
+        Whether `host` may be other than loopback (`ConfigError` if not).
+    """
+
+    def __init__(
+        self,
+        store: ShardStore,
+        open_store: Callable[[str], ObjectWriter],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        insecure: bool = False,
+    ) -> None:
+        self._store = store
+        self._open_store = open_store
+        self._wanted = listen_address(host, port, insecure=insecure)
+        #: ``fcs://host:port``, once started.
+        self.address = ""
+        self._work = ThreadPoolExecutor(8, thread_name_prefix="fastcheck-store")
+        # Writing to a hung object tier must not take the threads that saves and loads need.
+        self._persist_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-persist")
+        self._comms: set[FcsComm] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="fastcheck-data", daemon=True)
+
+    def start(self) -> None:
+        """Listen; returns when connections are accepted. `TierError` if the port cannot be had."""
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise TierError(
+                f"the data port {self._wanted} cannot be opened: {self._failure}"
+            ) from self._failure
+
+    def close(self) -> None:
+        """End all connections and the thread. Work that has begun goes on in its thread. Idempotent."""
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(stopping.set)
+            self._thread.join()
+        self._work.shutdown(wait=False, cancel_futures=True)
+        self._persist_work.shutdown(wait=False, cancel_futures=True)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # boundary of the thread: start() raises it, or it is logged
+            self._failure = error
+            if self._started.is_set():
+                logger.exception("the data server of node %s ended", self._store.name)
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        listener = await listen(self._wanted, self._serve_comm)  # type: ignore[no-untyped-call]
+        self.address = listener.contact_address
+        self._started.set()
+        try:
+            await self._stopping.wait()
+        finally:
+            listener.stop()
+            for comm in list(self._comms):
+                comm.abort()
+
+    async def _serve_comm(self, comm: Comm) -> None:
+        assert isinstance(comm, FcsComm)
+        if len(self._comms) >= COMM_LIMIT:
+            logger.warning("dropped a connection from %s: %d are open", comm.peer_address, COMM_LIMIT)
+            comm.abort()
+            return
+        self._comms.add(comm)
+        try:
+            while not comm.closed():
+                head = await comm.receive_head()
+                async with asyncio.timeout(_seconds_for(head.payload_bytes)):
+                    request = await comm.receive_payload(head)
+                await self._serve_request(comm, request)
+        except CommClosedError:
+            logger.debug("connection from %s ended", comm.peer_address)
+        except (FastCheckError, TimeoutError) as error:
+            logger.warning("dropped the connection from %s: %s", comm.peer_address, str(error) or "too slow")
+        finally:
+            comm.abort()
+            self._comms.discard(comm)
+
+    async def _serve_request(self, comm: FcsComm, request: _Request) -> None:
+        reading = request.get("op") == "read"
+        with self._store.reading() if reading else nullcontext():
+            answer = asyncio.ensure_future(self._answer(request))
+            try:
+                while not (await asyncio.wait({answer}, timeout=WORKING_SECONDS))[0]:
+                    async with asyncio.timeout(GRACE_SECONDS):
+                        await comm.write({"status": "working"})
+                reply = answer.result()
+                nbytes = sum(frame.nbytes for frame in reply.get("frames", ()))
+                async with asyncio.timeout(_seconds_for(nbytes)):
+                    try:
+                        await comm.write(reply)
+                    except TierError as error:
+                        await comm.write({"status": "error", "error": to_wire(error)})
+            finally:
+                answer.cancel()
+
+    async def _answer(self, request: _Request) -> _Reply:
+        op = request.get("op")
+        handler = _HANDLERS.get(op) if isinstance(op, str) else None
+        try:
+            if handler is None:
+                raise TierError(f"a storage node does not know the operation {op!r:.80}")
+            if op == "ping":
+                return {"status": "ok", **handler(self, request)}
+            pool: Executor = self._persist_work if op == "persist" else self._work
+            reply = await asyncio.get_running_loop().run_in_executor(pool, handler, self, request)
+        except Exception as error:  # boundary of the request: every error is the client's to handle
+            if not isinstance(error, FastCheckError):
+                logger.exception("node %s: %s failed", self._store.name, op)
+            return {"status": "error", "error": to_wire(error)}
+        return {"status": "ok", **reply}
+
+    # ---- operations
+
+    def _ping(self, _request: _Request) -> _Reply:
+        return self._store.status()
+
+    def _begin(self, request: _Request) -> _Reply:
+        run, generation, token = _name(request)
+        base = _field(request, "base", list, optional=True)
+        if base is not None and [type(part) for part in base] != [int, str]:
+            raise CorruptDataError(f"base is [generation, token], got {base!r:.80}")
+
+        def begin() -> list[str]:
+            return self._store.begin(
+                run,
+                generation,
+                token,
+                shard=_natural(request, "shard"),
+                base=None if base is None else (base[0], base[1]),
+                keys=_texts(request, "keys"),
+                reserve_bytes=_natural(request, "reserve_bytes"),
+            )
+
+        try:
+            return {"absent": begin()}
+        except TierFullError:
+            # Waiting deltas are memory, too.
+            self._store.drain(run)
+            return {"absent": begin()}
+
+    def _put(self, request: _Request) -> _Reply:
+        self._store.put(_run(request), _field(request, "token", str), _chunks(request))
+        return {}
+
+    def _prepare(self, request: _Request) -> _Reply:
+        frames: list[Bits] = request["frames"]
+        if len(frames) != 1:
+            raise CorruptDataError(f"prepare brings one manifest, got {len(frames)}")
+        self._store.prepare(
+            _run(request),
+            _field(request, "token", str),
+            digest=_field(request, "digest", str),
+            manifest=frames[0],
+        )
+        return {}
+
+    def _commit(self, request: _Request) -> _Reply:
+        self._store.commit(*_name(request))
+        return {}
+
+    def _abort(self, request: _Request) -> _Reply:
+        self._store.abort(_run(request), _field(request, "token", str))
+        return {}
+
+    def _holds(self, request: _Request) -> _Reply:
+        return self._store.holds(_run(request))
+
+    def _manifest(self, request: _Request) -> _Reply:
+        return {"frames": [self._store.manifest(*_name(request))]}
+
+    def _read(self, request: _Request) -> _Reply:
+        found = self._store.read(
+            *_name(request), keys=_texts(request, "keys"), limit_bytes=DEFAULT_LIMITS.message_bytes
+        )
+        return {
+            "chunks": [entry.descriptor.to_wire() for entry in found.entries],
+            "missing": found.missing,
+            "corrupt": found.corrupt,
+            "frames": [entry.payload for entry in found.entries],
+        }
+
+    def _repair(self, request: _Request) -> _Reply:
+        self._store.repair(*_name(request), _chunks(request))
+        return {}
+
+    def _quarantine(self, request: _Request) -> _Reply:
+        self._store.quarantine(*_name(request), _texts(request, "keys"))
+        return {}
+
+    def _pin(self, request: _Request) -> _Reply:
+        self._store.pin(*_name(request))
+        return {}
+
+    def _unpin(self, request: _Request) -> _Reply:
+        self._store.unpin(*_name(request))
+        return {}
+
+    def _persist(self, request: _Request) -> _Reply:
+        directory = _field(request, "directory", str)
+        keys = _texts(request, "keys")
+        for path in (directory, *keys):
+            if not path or any(part in ("", ".", "..") for part in path.split("/")):
+                raise TierError(f"{path!r:.200} cannot be part of a path in the object tier")
+        store = self._open_store(_field(request, "location", str))
+        written, missing = 0, []
+        for key in keys:
+            found = self._store.read(*_name(request), keys=[key])
+            missing += found.missing
+            for entry in found.entries:
+                store.write(f"{directory}/{key}", entry.payload)
+                written += entry.payload.nbytes
+        return {"written_bytes": written, "missing": missing}
+
+    def _drop(self, request: _Request) -> _Reply:
+        self._store.drop(_run(request))
+        return {}
+
+
+_HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
+    "ping": DataServer._ping,
+    "begin": DataServer._begin,
+    "put": DataServer._put,
+    "prepare": DataServer._prepare,
+    "commit": DataServer._commit,
+    "abort": DataServer._abort,
+    "holds": DataServer._holds,
+    "manifest": DataServer._manifest,
+    "read": DataServer._read,
+    "repair": DataServer._repair,
+    "quarantine": DataServer._quarantine,
+    "pin": DataServer._pin,
+    "unpin": DataServer._unpin,
+    "persist": DataServer._persist,
+    "drop": DataServer._drop,
+}
+
+
+def _seconds_for(nbytes: int) -> float:
+    return nbytes / FLOOR_BYTES_PER_SECOND + GRACE_SECONDS
+
+
+def _field(request: _Request, name: str, kind: type, *, optional: bool = False) -> Any:
+    value = request.get(name)
+    if (optional and value is None) or type(value) is kind:
+        return value
+    raise CorruptDataError(f"{name} must be of type {kind.__name__}, got {value!r:.80}")
+
+
+def _natural(request: _Request, name: str) -> int:
+    value: int = _field(request, name, int)
+    if value < 0:
+        raise CorruptDataError(f"{name} must not be negative, got {value}")
+    return value
+
+
+def _texts(request: _Request, name: str) -> list[str]:
+    values: list[str] = _field(request, name, list)
+    if not all(isinstance(value, str) for value in values) or len(set(values)) != len(values):
+        raise CorruptDataError(f"{name} must be distinct texts")
+    return values
+
+
+def _run(request: _Request) -> str:
+    return check_name(request.get("run"), "a run")
+
+
+def _name(request: _Request) -> tuple[str, int, str]:
+    return _run(request), _natural(request, "generation"), _field(request, "token", str)
+
+
+def _chunks(request: _Request) -> list[tuple[Descriptor, Bits]]:
+    descriptors = descriptors_from_wire(request.get("chunks"))
+    frames: list[Bits] = request["frames"]
+    if len(descriptors) != len(frames):
+        raise CorruptDataError(f"{len(descriptors)} chunk descriptors came with {len(frames)} frames")
+    return list(zip(descriptors, frames, strict=True))

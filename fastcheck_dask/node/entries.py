@@ -1,0 +1,160 @@
+"""Stored chunks: what is checked when one arrives, and how deltas are merged into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, checksum, is_delta, is_identity, raw_nbytes
+
+from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
+from fastcheck_dask.tiers.descriptors import Descriptor
+from fastcheck_dask.tiers.wire import Bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One stored payload; never changed after it was made, so that readers need no lock."""
+
+    descriptor: Descriptor
+    #: Encoded chunk, uint8, shape (nbytes,), read-only.
+    payload: Bits
+    is_delta: bool
+    #: A delta that changes nothing.
+    is_identity: bool = False
+
+
+#: What makes up one chunk of a generation: a whole payload, then the deltas that wait to be merged, in order.
+Chain = tuple[Entry, ...]
+
+
+def accept(descriptor: Descriptor, payload: Bits, where: str) -> Entry:
+    """Make an entry of what arrived; the payload is kept, not copied.
+
+    Raises
+    ------
+    ShardCorruptError
+        If the payload is not what the descriptor says.
+    """
+    key = descriptor.key
+    if payload.size != descriptor.nbytes:
+        raise ShardCorruptError(key, where, f"{descriptor.nbytes} bytes", f"{payload.size} bytes")
+    got = checksum(payload)
+    if got != descriptor.crc32c:
+        raise ShardCorruptError(key, where, f"{descriptor.crc32c:#010x}", f"{got:#010x}")
+    try:
+        nbytes, delta, identity = raw_nbytes(payload), is_delta(payload), is_identity(payload)
+    except CodecError as error:
+        raise ShardCorruptError(key, where, "an encoded chunk", str(error)) from error
+    if nbytes != descriptor.raw_nbytes:
+        raise ShardCorruptError(key, where, f"{descriptor.raw_nbytes} raw bytes", f"{nbytes} raw bytes")
+    payload.flags.writeable = False
+    return Entry(descriptor, payload, delta, identity)
+
+
+def accept_whole(descriptor: Descriptor, payload: Bits, where: str) -> Entry:
+    """Make an entry of a whole payload whose bits are verified, too; `CorruptDataError` if they are wrong."""
+    entry = accept(descriptor, payload, where)
+    if entry.is_delta:
+        raise CorruptDataError(f"chunk {descriptor.key} from {where}: a delta, where a whole chunk is needed")
+    try:
+        _check_digest(descriptor, PrefixIndex(dtype=descriptor.dtype).decode(payload))
+    except CodecError as error:
+        raise CorruptDataError(f"chunk {descriptor.key} from {where}: {error}") from error
+    return entry
+
+
+def is_intact(entry: Entry) -> bool:
+    """Say whether the payload still has the checksum it came with."""
+    return checksum(entry.payload) == entry.descriptor.crc32c
+
+
+def extend(chain: Chain | None, entry: Entry) -> Chain | None:
+    """Put an entry on top of the chunk's present chain; None when it is a delta and its base is gone."""
+    if not entry.is_delta:
+        return (entry,)
+    if chain is None:
+        return None
+    new, last = entry.descriptor, chain[-1].descriptor
+    if entry.is_identity and (new.raw_nbytes, new.digest, new.dtype) == (
+        last.raw_nbytes,
+        last.digest,
+        last.dtype,
+    ):
+        return chain
+    return (*chain, entry)
+
+
+def merge(chain: Chain) -> Entry:
+    """Merge the deltas of a chain into its whole payload.
+
+    Returns
+    -------
+    Entry
+        Whole, with the descriptor of the newest delta, in memory of its own.
+
+    Raises
+    ------
+    CorruptDataError
+        If the result does not have the digest that the author gave.
+    CodecError
+        If a payload is damaged or a delta belongs to another base.
+
+    Notes
+    -----
+    Holds up to three times the raw chunk. Decodes each payload once and encodes once.
+    """
+    whole, *deltas = chain
+    descriptor = chain[-1].descriptor
+    bits = PrefixIndex(dtype=whole.descriptor.dtype).decode(whole.payload)
+    for delta in deltas:
+        bits = XorDelta(base=_resized(bits, delta.descriptor.raw_nbytes)).decode(delta.payload)
+    _check_digest(descriptor, bits)
+    payload = PrefixIndex(dtype=descriptor.dtype).encode(bits)
+    payload.flags.writeable = False
+    return Entry(descriptor._replace(crc32c=checksum(payload), nbytes=payload.size), payload, is_delta=False)
+
+
+def _resized(bits: Bits, nbytes: int) -> Bits:
+    """Return `bits` cut, or padded with zeros: a parity chunk is as long as its longest member."""
+    if bits.size >= nbytes:
+        return bits[:nbytes]
+    padded = np.zeros(nbytes, np.uint8)
+    padded[: bits.size] = bits
+    return padded
+
+
+def _check_digest(descriptor: Descriptor, bits: Bits) -> None:
+    got = xxhash.xxh3_128_hexdigest(bits.data)
+    if got != descriptor.digest or bits.size != descriptor.raw_nbytes:
+        raise CorruptDataError(
+            f"chunk {descriptor.key}: {bits.size} raw bytes with digest {got}, its author gave "
+            f"{descriptor.raw_nbytes} and {descriptor.digest}"
+        )
+
+
+class Ledger:
+    """Counts the bytes of arrays that are held, each once however often it is held. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self._holders: dict[int, int] = {}
+
+    def hold(self, arrays: Iterable[Bits]) -> None:
+        """Count arrays; the caller keeps them alive until it lets them go."""
+        for array in arrays:
+            holders = self._holders.get(id(array), 0)
+            self._holders[id(array)] = holders + 1
+            if holders == 0:
+                self.used_bytes += array.nbytes
+
+    def let_go(self, arrays: Iterable[Bits]) -> None:
+        """Undo :meth:`hold`."""
+        for array in arrays:
+            holders = self._holders.pop(id(array)) - 1
+            if holders:
+                self._holders[id(array)] = holders
+            else:
+                self.used_bytes -= array.nbytes

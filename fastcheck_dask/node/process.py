@@ -1,0 +1,209 @@
+"""The process of a storage node: it owns the store, and outlives schedulers and Dask workers."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import signal
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from distributed.comm.addressing import get_address_host
+
+from fastcheck_dask.coordination.base import Coordinator, NodeInfo, Registration
+from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
+from fastcheck_dask.ids import check_name
+from fastcheck_dask.node.control import keep_worker
+from fastcheck_dask.node.data_server import DataServer
+from fastcheck_dask.node.merge_queue import MergeQueue
+from fastcheck_dask.node.plugin import StoragePlugin
+from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.wire import listen_address
+
+#: How often the node looks whether the registry still has it.
+REGISTRY_SECONDS = 5.0
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MMAP_BYTES = 128 * 2**10
+
+logger = logging.getLogger(__name__)
+
+
+def storage(
+    scheduler: str | None,
+    coordinator: str,
+    *,
+    memory_bytes: int,
+    name: str,
+    rack: str = "default",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    insecure: bool = False,
+) -> int:
+    """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
+
+    Parameters are those of :func:`run_storage`. Call it from the main thread of a process of its own.
+
+    Returns
+    -------
+    int
+        Exit code: 0 after a signal, 1 after an error.
+    """
+    try:
+        run_storage(
+            scheduler,
+            coordinator,
+            memory_bytes=memory_bytes,
+            name=name,
+            rack=rack,
+            host=host,
+            port=port,
+            insecure=insecure,
+        )
+    except FastCheckError as error:
+        sys.stderr.write(f"fastcheck storage {name}: {error}\n")
+        return 1
+    return 0
+
+
+def run_storage(
+    scheduler: str | None,
+    coordinator_url: str,
+    *,
+    memory_bytes: int,
+    name: str,
+    rack: str = "default",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    insecure: bool = False,
+) -> None:
+    """Run a storage node; returns after SIGTERM or SIGINT.
+
+    When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT``.
+
+    Parameters
+    ----------
+    scheduler : str or None
+        Address of the Dask scheduler, which may be absent for any time; None for a node without Dask.
+    coordinator_url : str
+        Of the coordinator; it has to answer now.
+    memory_bytes : int
+        What checkpoints may take; merging takes a few chunks on top.
+    name, rack : str
+        Of the node. No live node may have the same name.
+    host, port
+        Of the data port, port 0 for any; the Dask worker listens on the same host.
+    insecure : bool
+        Whether `host` may be other than loopback.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is wrong.
+    CoordinationError
+        If the coordinator does not answer, or has a live node of this name.
+    TierError
+        If the data port cannot be opened.
+    """
+    check_name(name, "a storage node")
+    check_name(rack, "a rack")
+    listen_address(host, port, insecure=insecure)
+    if memory_bytes < 1:
+        raise ConfigError(f"the memory of a storage node must be at least 1 byte, got {memory_bytes}")
+    _give_memory_back()
+    with ExitStack() as stack:
+        coordinator = connect(coordinator_url)
+        stack.callback(coordinator.close)
+        store = ShardStore(name, memory_bytes)
+        queue = MergeQueue(store)
+        stack.callback(queue.close)
+        server = DataServer(store, open_store, host=host, port=port, insecure=insecure)
+        stack.callback(server.close)
+        server.start()
+        info = NodeInfo(name, server.address, rack, get_address_host(server.address), memory_bytes)
+        registry = _Registry(coordinator, info)
+        stack.callback(registry.close)
+
+        def metrics() -> dict[str, Any]:
+            return {
+                "data_addr": server.address,
+                "name": name,
+                "rack": rack,
+                "coordinator": coordinator_url,
+                "used_bytes": store.used_bytes,
+                "limit_bytes": memory_bytes,
+            }
+
+        plugin = StoragePlugin(name, queue, metrics)
+        asyncio.run(_until_signal(scheduler, info, host=host, plugin=plugin, registry=registry))
+
+
+async def _until_signal(
+    scheduler: str | None, info: NodeInfo, *, host: str, plugin: StoragePlugin, registry: _Registry
+) -> None:
+    """Run the control plane until a signal asks the process to end."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    sys.stdout.write(f"fastcheck storage {info.name}: data {info.address}\n")
+    sys.stdout.flush()
+    tasks = [asyncio.create_task(registry.watch())]
+    if scheduler is not None:
+        tasks.append(asyncio.create_task(keep_worker(scheduler, name=info.name, host=host, plugin=plugin)))
+    await asked.wait()
+    logger.info("storage node %s ends", info.name)
+    # New saves shall not be placed here while the rest closes.
+    await asyncio.to_thread(registry.close)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Registry:
+    """Keeps the node in the registry: a session that the coordinator gave up takes the entry with it."""
+
+    def __init__(self, coordinator: Coordinator, info: NodeInfo) -> None:
+        self._coordinator = coordinator
+        self._info = info
+        self._registration: Registration | None = coordinator.register(info)
+
+    async def watch(self) -> None:
+        """Look now and then, and register again if need be; until cancelled."""
+        while True:
+            await asyncio.sleep(REGISTRY_SECONDS)
+            try:
+                await asyncio.to_thread(self._check)
+            except CoordinationError as error:
+                logger.warning("node %s cannot ask its coordinator: %s", self._info.name, error)
+
+    def _check(self) -> None:
+        registered = any(node.name == self._info.name for node in self._coordinator.nodes())
+        if not registered and self._registration is not None:
+            logger.warning("node %s was no longer registered; it registers again", self._info.name)
+            self._registration = self._coordinator.register(self._info)
+
+    def close(self) -> None:
+        """Leave the registry. Idempotent; a coordinator that is away notices by itself."""
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            try:
+                registration.close()
+            except CoordinationError as error:
+                logger.debug("node %s could not leave the registry: %s", self._info.name, error)
+
+
+def _give_memory_back() -> None:
+    """Have payloads mapped one by one: what is freed goes back to the system, whatever lies around."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        logger.debug("no mallopt here: freed memory may stay with the process")
+        return
+    # Setting the threshold also ends its growth, by which glibc would keep freed chunks in the heap.
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _MMAP_BYTES)

@@ -1,0 +1,309 @@
+"""Talks to one storage node over its data port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from distributed.comm.core import CommClosedError
+
+from fastcheck_dask.errors import (
+    ClosedError,
+    CorruptDataError,
+    FastCheckError,
+    NodeUnavailableError,
+    TierError,
+    from_wire,
+)
+from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
+from fastcheck_dask.tiers.wire import Bits, Buffer, FcsComm, Packed, location_of, open_comm, pack
+
+#: Requests that may be in flight to one node.
+_CONNECTIONS = 2
+#: How long a node may go on saying that it is still at work.
+_WORK_SECONDS = 900.0
+
+
+class Read(NamedTuple):
+    """What a node gave; payloads are as they came, neither their checksums nor digests are checked yet."""
+
+    chunks: list[tuple[Descriptor, Bits]]
+    #: Keys that the node does not have, the damaged ones included.
+    missing: list[str]
+    #: Keys whose payload was damaged in the node; it has dropped them.
+    corrupt: list[str]
+
+
+class PeerClient:
+    """Client of one storage node, for one event loop.
+
+    Each method sends one idempotent request, and raises `NodeUnavailableError` when the node cannot be
+    reached, breaks the protocol, or is slower than `floor_bytes_per_second` with `grace_seconds` on top;
+    an error that the node answers is raised as it is. While a node works on a request it says so twice a
+    second: only silence counts as failure. Cancelling closes the connection, and the node may or may not
+    have done what was asked. At most two requests run at a time, more wait.
+
+    Parameters
+    ----------
+    node : str
+        Name of the node, for errors.
+    address : str
+        ``fcs://host:port``.
+    floor_bytes_per_second : float
+        A transfer slower than this has failed.
+    grace_seconds : float
+        Longest silence.
+    connect_seconds : float
+        For connecting and the handshake together. A refused connection fails at once.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        *,
+        floor_bytes_per_second: float = 10e6,
+        grace_seconds: float = 2.0,
+        connect_seconds: float = 2.0,
+    ) -> None:
+        location_of(address)
+        self.node, self.address = node, address
+        #: Bytes on the wire over all connections, headers included; counted when a request is over.
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._floor = floor_bytes_per_second
+        self._grace = grace_seconds
+        self._connect_seconds = connect_seconds
+        self._slots = asyncio.Semaphore(_CONNECTIONS)
+        self._idle: list[FcsComm] = []
+        self._busy: set[FcsComm] = set()
+        self._closed = False
+
+    async def ping(self) -> dict[str, Any]:
+        """Return name, used_bytes, limit_bytes, pending, and runs: each with [generation, token] or None."""
+        return await self._request({"op": "ping"})
+
+    async def begin(
+        self,
+        run: str,
+        generation: int,
+        token: str,
+        *,
+        shard: int,
+        base: tuple[int, str] | None,
+        keys: Sequence[str],
+        reserve_bytes: int,
+    ) -> list[str]:
+        """Announce a save; return the keys that must be sent whole.
+
+        Naming a `base` asserts that it was committed. `StaleBaseError` if the node does not hold it,
+        `TierFullError` if `reserve_bytes` do not fit.
+        """
+        reply = await self._request(
+            {
+                "op": "begin",
+                "run": run,
+                "generation": generation,
+                "token": token,
+                "shard": shard,
+                "base": None if base is None else list(base),
+                "keys": list(keys),
+                "reserve_bytes": reserve_bytes,
+            }
+        )
+        return _keys(reply, "absent")
+
+    async def put(
+        self, run: str, token: str, *, chunks: Sequence[Descriptor], frames: Sequence[Buffer]
+    ) -> None:
+        """Stage encoded chunks; `frames` may be reused when this returns."""
+        _same_length(chunks, frames)
+        await self._request(
+            {"op": "put", "run": run, "token": token, "chunks": [c.to_wire() for c in chunks]}, frames
+        )
+
+    async def prepare(self, run: str, token: str, *, digest: str, manifest: Buffer) -> None:
+        """Vote for the commit: the node has every key, and keeps the save until it is decided."""
+        await self._request({"op": "prepare", "run": run, "token": token, "digest": digest}, [manifest])
+
+    async def commit(self, run: str, generation: int, token: str) -> None:
+        """Make a prepared save the committed generation."""
+        await self._request(_at("commit", run, generation, token))
+
+    async def abort(self, run: str, token: str) -> None:
+        """Drop a staged save."""
+        await self._request({"op": "abort", "run": run, "token": token})
+
+    async def holds(self, run: str) -> dict[str, Any]:
+        """Return what the node has of a run: committed, staged and pins."""
+        return await self._request({"op": "holds", "run": run})
+
+    async def manifest(self, run: str, generation: int, token: str) -> Bits:
+        """Return the bytes of a manifest."""
+        reply = await self._request(_at("manifest", run, generation, token))
+        if len(reply["frames"]) != 1:
+            raise NodeUnavailableError(self.node, "answered without a manifest")
+        found: Bits = reply["frames"][0]
+        return found
+
+    async def read(self, run: str, generation: int, token: str, *, keys: Sequence[str]) -> Read:
+        """Return whole chunks; ask for at most about 64 MiB at a time. Asserts that `token` was committed."""
+        reply = await self._request({**_at("read", run, generation, token), "keys": list(keys)})
+        try:
+            chunks = descriptors_from_wire(reply.get("chunks"))
+        except CorruptDataError as error:
+            raise NodeUnavailableError(self.node, f"answered nonsense: {error}") from error
+        frames: list[Bits] = reply["frames"]
+        missing, corrupt = _keys(reply, "missing"), _keys(reply, "corrupt")
+        if {c.key for c in chunks} | set(missing) != set(keys) or [c.nbytes for c in chunks] != [
+            f.nbytes for f in frames
+        ]:
+            raise NodeUnavailableError(self.node, "answered with other chunks than it was asked for")
+        return Read(list(zip(chunks, frames, strict=True)), missing, corrupt)
+
+    async def repair(
+        self,
+        run: str,
+        generation: int,
+        token: str,
+        *,
+        chunks: Sequence[Descriptor],
+        frames: Sequence[Buffer],
+    ) -> None:
+        """Put whole chunks back into a generation that the node holds."""
+        _same_length(chunks, frames)
+        await self._request(
+            {**_at("repair", run, generation, token), "chunks": [c.to_wire() for c in chunks]}, frames
+        )
+
+    async def quarantine(self, run: str, generation: int, token: str, *, keys: Sequence[str]) -> None:
+        """Tell the node that these chunks decode to wrong bits; it drops them."""
+        await self._request({**_at("quarantine", run, generation, token), "keys": list(keys)})
+
+    async def pin(self, run: str, generation: int, token: str) -> None:
+        """Keep a generation readable until it is unpinned, whatever is committed after it."""
+        await self._request(_at("pin", run, generation, token))
+
+    async def unpin(self, run: str, generation: int, token: str) -> None:
+        """Undo :meth:`pin`."""
+        await self._request(_at("unpin", run, generation, token))
+
+    async def persist(
+        self, run: str, generation: int, token: str, *, location: str, directory: str, keys: Sequence[str]
+    ) -> tuple[int, list[str]]:
+        """Have the node write chunks into the object tier; return the bytes written and the keys it lacks."""
+        reply = await self._request(
+            {
+                **_at("persist", run, generation, token),
+                "location": location,
+                "directory": directory,
+                "keys": list(keys),
+            }
+        )
+        written = reply.get("written_bytes")
+        if type(written) is not int:
+            raise NodeUnavailableError(self.node, "answered without written_bytes")
+        return written, _keys(reply, "missing")
+
+    async def drop(self, run: str) -> None:
+        """Have the node forget a run."""
+        await self._request({"op": "drop", "run": run})
+
+    async def close(self) -> None:
+        """End all connections; requests in flight fail. Idempotent."""
+        self._closed = True
+        for comm in [*self._idle, *self._busy]:
+            comm.abort()
+        self._idle.clear()
+
+    async def _request(self, message: dict[str, Any], frames: Sequence[Buffer] = ()) -> dict[str, Any]:
+        packed = pack({**message, "frames": frames})
+        async with self._slots:
+            try:
+                reply = await self._exchange_anew_if_stale(packed)
+            except TimeoutError as error:
+                raise NodeUnavailableError(self.node, f"{self.address} did not answer in time") from error
+            except OSError as error:
+                raise NodeUnavailableError(self.node, f"{self.address}: {error}") from error
+            except CorruptDataError as error:
+                raise NodeUnavailableError(self.node, f"broke the protocol: {error}") from error
+        if reply.get("status") == "ok":
+            return reply
+        raise self._error_in(reply)
+
+    async def _exchange_anew_if_stale(self, packed: Packed) -> dict[str, Any]:
+        """Send over an idle connection; over a new one if the node had closed that meanwhile."""
+        while self._idle:
+            comm = self._idle.pop()
+            if comm.closed():
+                continue
+            try:
+                return await self._exchange(comm, packed)
+            except CommClosedError:
+                self._check_open()
+                break
+        self._check_open()
+        return await self._exchange(await open_comm(self.address, self._connect_seconds), packed)
+
+    async def _exchange(self, comm: FcsComm, packed: Packed) -> dict[str, Any]:
+        sent, received = comm.sent_bytes, comm.received_bytes
+        self._busy.add(comm)
+        try:
+            async with asyncio.timeout(self._seconds_for(packed.payload_bytes)):
+                await comm.send(packed)
+            reply = await self._receive(comm)
+        except BaseException:
+            comm.abort()
+            raise
+        finally:
+            self._busy.discard(comm)
+            self.sent_bytes += comm.sent_bytes - sent
+            self.received_bytes += comm.received_bytes - received
+        if self._closed:
+            comm.abort()
+        else:
+            self._idle.append(comm)
+        return reply
+
+    async def _receive(self, comm: FcsComm) -> dict[str, Any]:
+        async with asyncio.timeout(_WORK_SECONDS):
+            while True:
+                async with asyncio.timeout(self._grace):
+                    head = await comm.receive_head()
+                async with asyncio.timeout(self._seconds_for(head.payload_bytes)):
+                    reply = await comm.receive_payload(head)
+                if reply.get("status") != "working":
+                    return reply
+
+    def _seconds_for(self, nbytes: int) -> float:
+        return nbytes / self._floor + self._grace
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the client of storage node {self.node} is closed")
+
+    def _error_in(self, reply: dict[str, Any]) -> FastCheckError:
+        values = reply.get("error")
+        try:
+            if isinstance(values, list):
+                return from_wire(values)
+        except (TypeError, ValueError):
+            pass
+        return NodeUnavailableError(self.node, f"answered nonsense: {reply!r:.200}")
+
+
+def _at(op: str, run: str, generation: int, token: str) -> dict[str, Any]:
+    return {"op": op, "run": run, "generation": generation, "token": token}
+
+
+def _keys(reply: dict[str, Any], name: str) -> list[str]:
+    found = reply.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+        raise TierError(f"the node answered {name} = {found!r:.200}, not a list of keys")
+    return found
+
+
+def _same_length(chunks: Sequence[Descriptor], frames: Sequence[Buffer]) -> None:
+    if len(chunks) != len(frames):
+        raise TierError(f"{len(chunks)} chunk descriptors for {len(frames)} frames")

@@ -1,0 +1,139 @@
+import functools
+
+import numcodecs
+import numpy as np
+import pytest
+from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, is_delta
+from fastcheck_codecs.header import Block, Residual, read_header
+
+
+def residuals(payload):
+    return {entry.residual for entry in read_header(payload).entries}
+
+
+def test_delta_without_base_is_refused(weights):
+    base, current = weights
+    payload = XorDelta(base=base).encode(current)
+    assert is_delta(payload)
+    for codec in (XorDelta(), PrefixIndex()):
+        with pytest.raises(CodecError, match="no base"):
+            codec.decode(payload)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_delta_with_wrong_base_is_refused(weights, check):
+    base, current = weights
+    payload = XorDelta(base=base).encode(current)
+    other = base.copy()
+    other[-1] += 1
+    with pytest.raises(CodecError, match="wrong base"):
+        XorDelta(base=other, checksum=check).decode(payload)
+    with pytest.raises(CodecError, match="wrong base"):
+        XorDelta(base=base[:-1], checksum=check).decode(payload)
+
+
+def test_delta_with_wrong_base_leaves_out_alone(weights):
+    base, current = weights
+    out = np.full_like(current, 7)
+    with pytest.raises(CodecError):
+        XorDelta(base=current).decode(XorDelta(base=base).encode(current), out=out)
+    assert (out == 7).all()
+
+
+def test_encode_base_of_another_size_is_refused():
+    with pytest.raises(CodecError, match="base has"):
+        XorDelta(base=bytes(8)).encode(bytes(9))
+
+
+def test_base_of_another_dtype_lends_its_bits(weights):
+    base, current = weights
+    payload = XorDelta(base=base.view("u1")).encode(current)
+    assert XorDelta(base=base.view("i4").reshape(1, -1)).decode(payload).tobytes() == current.tobytes()
+
+
+def test_without_base_payload_is_full(weights):
+    payload = XorDelta().encode(weights[0])
+    assert not is_delta(payload)
+    assert residuals(payload) == {Residual.NONE}
+
+
+def test_residual_auto_takes_the_difference_for_weights(weights):
+    base, current = weights
+    auto = XorDelta(base=base).encode(current)
+    assert residuals(auto) == {Residual.DIFFERENCE}
+    assert auto.size < XorDelta(base=base, residual="xor").encode(current).size
+
+
+def test_residual_auto_takes_xor_for_flipped_bits():
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 1 << 32, 50_000, dtype="u4")
+    assert residuals(XorDelta(base=base).encode(base ^ np.uint32(0x40000001))) == {Residual.XOR}
+
+
+@pytest.mark.parametrize("wanted", ["xor", "difference"])
+def test_residual_wanted_is_kept_to(weights, wanted):
+    base, current = weights
+    noise = np.random.default_rng(0).integers(0, 1 << 32, base.size, dtype="u4")
+    for data in (current, base, noise.view("f4")):
+        codec = XorDelta(base=base, residual=wanted)
+        payload = codec.encode(data)
+        assert residuals(payload) == {Residual[wanted.upper()]}
+        assert codec.decode(payload).tobytes() == data.tobytes()
+
+
+def test_residual_xor_raw_block_holds_the_xor_itself():
+    rng = np.random.default_rng(0)
+    base, current = rng.integers(0, 256, (2, 4096), dtype="u1")
+    payload = XorDelta(base=base, residual="xor").encode(current)
+    assert read_header(payload).entries[0].block is Block.RAW
+    assert payload[48:].tobytes() == (base ^ current).tobytes()
+
+
+def test_residual_xor_of_parity_merges_like_data():
+    """P(t) = P(t-1) xor (D1 xor ... xor DN): the node that holds parity merges as the others do."""
+    rng = np.random.default_rng(8)
+    old = rng.standard_normal((3, 10_007)).astype("f4").view("u4")
+    new = (old.view("f4") + rng.standard_normal(old.shape).astype("f4") * np.float32(1e-5)).view("u4")
+    parity_old, parity_new = (functools.reduce(np.bitwise_xor, group) for group in (old, new))
+    payload = XorDelta(base=parity_old, residual="xor", dtype="uint32").encode(parity_new)
+    data = [
+        XorDelta(base=before, residual="xor").decode(XorDelta(base=before, residual="xor").encode(after))
+        for before, after in zip(old, new, strict=True)
+    ]
+    merged = XorDelta(base=parity_old).decode(payload)
+    assert merged.tobytes() == functools.reduce(np.bitwise_xor, data).tobytes() == parity_new.tobytes()
+    changes = functools.reduce(np.bitwise_xor, [*old, *new])
+    full = XorDelta(residual="xor").encode(changes)
+    assert (XorDelta().decode(full).view("u4") ^ parity_old).tobytes() == parity_new.tobytes()
+
+
+def test_nan_that_appears_and_disappears_is_exact():
+    base = np.linspace(-1, 1, 5000, dtype="f4")
+    current = base.copy()
+    base.view("u4")[::5] = 0x7FC00123
+    current.view("u4")[::7] = 0xFF800001
+    current[::11] = -0.0
+    for residual in ("auto", "xor", "difference"):
+        codec = XorDelta(base=base, residual=residual)
+        assert codec.decode(codec.encode(current)).tobytes() == current.tobytes()
+
+
+def test_config_builds_the_codec_again_without_its_base():
+    codec = XorDelta(base=bytes(4), base_id="step 7", residual="xor", dtype="bfloat16")
+    config = codec.get_config()
+    assert config == {
+        "id": "fastcheck.xor_delta",
+        "base_id": "step 7",
+        "residual": "xor",
+        "dtype": "bfloat16",
+    }
+    again = numcodecs.get_codec(config)
+    assert isinstance(again, XorDelta)
+    assert again == codec
+    with pytest.raises(CodecError, match="no base"):
+        again.decode(codec.encode(b"abcd"))
+
+
+def test_residual_unknown_is_refused():
+    with pytest.raises(CodecError, match="residual"):
+        XorDelta(residual="sum")

@@ -1,0 +1,434 @@
+"""What every coordinator does; the same tests for each."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+import fastcheck_dask.coordination
+from fastcheck_dask.errors import (
+    ClosedError,
+    CommitConflictError,
+    ConfigError,
+    CoordinationError,
+    FencedError,
+    RunInUseError,
+)
+
+
+@pytest.fixture(params=["embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+def url(request, tmp_path):
+    if request.param == "zookeeper":
+        return request.getfixturevalue("zookeeper_url")
+    return f"sqlite://{tmp_path}/coordinator/c.db"
+
+
+@pytest.fixture
+def coordinator(url, open_coordinator):
+    return open_coordinator(url)
+
+
+@pytest.fixture
+def other(url, open_coordinator):
+    return open_coordinator(url)
+
+
+def names(coordinator):
+    return [info.name for info in coordinator.nodes()]
+
+
+# Registry
+
+
+def test_nodes_nothing_registered_is_empty(coordinator):
+    assert coordinator.nodes() == ()
+
+
+def test_nodes_several_registered_come_sorted_and_whole(coordinator, other, node):
+    infos = [node(name, rack=f"rack-{name}", capacity_bytes=1 << 40) for name in ("b", "a", "c")]
+    coordinator.register(infos[0])
+    other.register(infos[1])
+    coordinator.register(infos[2])
+    assert coordinator.nodes() == other.nodes() == (infos[1], infos[0], infos[2])
+
+
+def test_registration_updated_is_seen_by_others(coordinator, other, node):
+    registration = coordinator.register(node("a"))
+    registration.update(node("a", state="draining"))
+    assert other.nodes() == (node("a", state="draining"),)
+
+
+def test_registration_updated_with_another_name_is_refused(coordinator, node):
+    registration = coordinator.register(node("a"))
+    with pytest.raises(ConfigError, match="'a'"):
+        registration.update(node("b"))
+    assert names(coordinator) == ["a"]
+
+
+def test_registration_closed_twice_leaves_once_and_name_is_free(coordinator, other, node):
+    registration = coordinator.register(node("a"))
+    registration.close()
+    registration.close()
+    assert names(other) == []
+    other.register(node("a"))
+    registration.close()
+    assert names(coordinator) == ["a"]
+    with pytest.raises(ClosedError):
+        registration.update(node("a"))
+
+
+def test_register_name_of_live_node_is_refused(coordinator, other, node):
+    coordinator.register(node("a", rack="first"))
+    for one in (coordinator, other):
+        with pytest.raises(CoordinationError, match="'a'"):
+            one.register(node("a", rack="second"))
+    assert coordinator.nodes() == (node("a", rack="first"),)
+
+
+def test_register_bad_name_is_refused(coordinator, node):
+    with pytest.raises(ConfigError):
+        coordinator.register(node("a/b"))
+
+
+def test_nodes_process_killed_disappears_and_name_is_free(url, coordinator, actor_of, eventually, node):
+    actor = actor_of(url)
+    assert actor.ask("register", "a") is True
+    assert names(coordinator) == ["a"]
+    actor.kill()
+    eventually(lambda: names(coordinator) == [])
+    coordinator.register(node("a"))
+    assert names(coordinator) == ["a"]
+
+
+def test_register_name_of_killed_process_at_once_succeeds(url, coordinator, actor_of, node):
+    actor = actor_of(url)
+    actor.ask("register", "a")
+    actor.kill()
+    coordinator.register(node("a"))
+    assert coordinator.nodes() == (node("a"),)
+
+
+# Claims
+
+
+def test_claim_owned_run_is_refused_and_names_owner(coordinator, other):
+    coordinator.claim("run-1", "trainer on host-7")
+    for one in (coordinator, other):
+        with pytest.raises(RunInUseError, match="trainer on host-7"):
+            one.claim("run-1", "second")
+
+
+def test_claim_other_run_is_independent(coordinator, other):
+    assert coordinator.claim("run-1", "a").run == "run-1"
+    assert other.claim("run-2", "b").run == "run-2"
+
+
+def test_claim_given_back_is_free_and_token_grows(coordinator, other):
+    first = coordinator.claim("run-1", "a")
+    first.close()
+    second = other.claim("run-1", "b")
+    assert second.fencing_token > first.fencing_token
+    first.close()
+    with pytest.raises(RunInUseError):
+        coordinator.claim("run-1", "c")
+
+
+def test_claim_waiting_gets_run_when_given_back(coordinator, other):
+    first = coordinator.claim("run-1", "a")
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(other.claim("run-1", "b", wait_seconds=30.0)))
+    waiter.start()
+    first.close()
+    waiter.join(30.0)
+    assert got[0].fencing_token > first.fencing_token
+
+
+def test_claim_coordinator_closed_releases_run(coordinator, other):
+    coordinator.claim("run-1", "a")
+    coordinator.close()
+    other.claim("run-1", "b", wait_seconds=5.0)
+
+
+def test_claim_owner_killed_releases_run(url, coordinator, actor_of):
+    actor = actor_of(url)
+    token = actor.ask("claim", "run-1", 0)
+    with pytest.raises(RunInUseError):
+        coordinator.claim("run-1", "b")
+    actor.kill()
+    assert coordinator.claim("run-1", "b", wait_seconds=20.0).fencing_token > token
+
+
+def test_claim_bad_run_is_refused(coordinator):
+    with pytest.raises(ConfigError):
+        coordinator.claim("../run", "a")
+
+
+# Commits
+
+
+def test_latest_unknown_run_is_none(coordinator):
+    assert coordinator.latest("run-1") is None
+    assert coordinator.commits("run-1") == ()
+
+
+def test_commit_several_latest_and_order(coordinator, other, record):
+    claim = coordinator.claim("run-1", "a")
+    records = [record(generation=g, tag=f"t{g}", token=f"token-{g}") for g in (1, 2, 9, 10, 11)]
+    for one in records:
+        assert coordinator.commit(one, claim) == one
+    assert other.latest("run-1") == records[-1]
+    assert other.commits("run-1") == tuple(records)
+    assert other.commits("run-2") == ()
+
+
+def test_commit_same_token_again_returns_what_is_stored(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    first = coordinator.commit(record(), claim)
+    coordinator.commit(record(generation=2, token="token-2"), claim)
+    assert coordinator.commit(record(tag="renamed"), claim) == first
+    assert coordinator.latest("run-1").generation == 2
+
+
+def test_commit_decided_generation_with_other_token_conflicts(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    coordinator.commit(record(), claim)
+    with pytest.raises(CommitConflictError, match="epoch1"):
+        coordinator.commit(record(token="other", tag="mine"), claim)
+    assert coordinator.commits("run-1") == (record(),)
+
+
+def test_commit_generation_below_latest_conflicts(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    coordinator.commit(record(generation=5), claim)
+    with pytest.raises(CommitConflictError, match="5"):
+        coordinator.commit(record(generation=3, token="other"), claim)
+    assert coordinator.commits("run-1") == (record(generation=5),)
+
+
+def test_commit_claim_taken_over_is_fenced(coordinator, other, record):
+    old = coordinator.claim("run-1", "a")
+    coordinator.commit(record(), old)
+    old.close()
+    new = other.claim("run-1", "b")
+    with pytest.raises(FencedError):
+        coordinator.commit(record(generation=2, token="old"), old)
+    assert other.commit(record(generation=2, token="new"), new).token == "new"
+    with pytest.raises(FencedError):
+        coordinator.commit(record(generation=2, token="old"), old)
+    # What took effect before stays known to its author.
+    assert coordinator.commit(record(), old) == record()
+
+
+def test_commit_claim_given_back_is_fenced(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    claim.close()
+    claim.close()
+    with pytest.raises(FencedError):
+        coordinator.commit(record(), claim)
+    assert coordinator.latest("run-1") is None
+
+
+def test_commit_claim_of_another_session_is_fenced(coordinator, other, record):
+    claim = coordinator.claim("run-1", "a")
+    with pytest.raises(FencedError):
+        other.commit(record(), claim)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"run": "run-2"}, {"generation": -1}, {"generation": 10**10}, {"generation": True}, {"token": ""}],
+)
+def test_commit_senseless_record_is_refused(coordinator, record, wrong):
+    claim = coordinator.claim("run-1", "a")
+    with pytest.raises(ConfigError):
+        coordinator.commit(record(**wrong), claim)
+    assert coordinator.commits("run-1") == ()
+
+
+def test_commit_record_too_large_is_refused_with_its_size(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    with pytest.raises(CoordinationError, match=r"1,000,\d{3} bytes"):
+        coordinator.commit(record(tag="x" * 1_000_000), claim)
+    large = record(tag="x" * 800_000)
+    assert coordinator.commit(large, claim) == large == coordinator.latest("run-1")
+
+
+def test_register_description_too_large_is_refused_with_its_size(coordinator, node):
+    with pytest.raises(CoordinationError, match=r"1,000,\d{3} bytes"):
+        coordinator.register(node("a", rack="x" * 1_000_000))
+    assert coordinator.nodes() == ()
+
+
+def test_mark_persisted_is_seen_and_idempotent(coordinator, other, record):
+    claim = coordinator.claim("run-1", "a")
+    coordinator.commit(record(), claim)
+    coordinator.commit(record(generation=2, token="token-2"), claim)
+    other.mark_persisted("run-1", 1, "token-1")
+    coordinator.mark_persisted("run-1", 1, "token-1")
+    assert [one.persisted for one in coordinator.commits("run-1")] == [True, False]
+    assert coordinator.commit(record(), claim) == record(persisted=True)
+
+
+def test_mark_persisted_unknown_generation_is_ignored(coordinator):
+    coordinator.mark_persisted("run-1", 7, "token-7")
+    assert coordinator.commits("run-1") == ()
+
+
+def test_mark_persisted_other_token_conflicts_and_marks_nothing(coordinator, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    with pytest.raises(CommitConflictError):
+        coordinator.mark_persisted("run-1", 1, "other")
+    assert coordinator.latest("run-1").persisted is False
+
+
+def test_commits_coordinator_reopened_are_there(url, open_coordinator, record):
+    first = open_coordinator(url)
+    first.commit(record(), first.claim("run-1", "a"))
+    first.close()
+    second = open_coordinator(url)
+    assert second.latest("run-1") == record()
+    assert second.commit(record(generation=2, token="n"), second.claim("run-1", "b")).generation == 2
+
+
+# Several at once
+
+
+def test_commit_threads_race_one_wins_and_losers_know(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    start, outcomes = threading.Barrier(4), {}
+
+    def race(token):
+        start.wait()
+        try:
+            outcomes[token] = coordinator.commit(record(token=token), claim).token
+        except CommitConflictError:
+            outcomes[token] = None
+
+    threads = [threading.Thread(target=race, args=(f"t{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [token for token, got in outcomes.items() if got]
+    assert len(outcomes) == 4
+    assert winners == [coordinator.latest("run-1").token]
+
+
+def test_claim_processes_race_for_one_run_one_wins(url, coordinator, actor_of, record):
+    actors = [actor_of(url) for _ in range(3)]
+    for actor in actors:
+        actor.tell("claim", "run-1", 0)
+    answers = [actor.answer() for actor in actors]
+    assert sorted(map(str, answers)) == ["1", "RunInUseError", "RunInUseError"]
+    winner = actors[answers.index(1)]
+    assert winner.ask("commit", record(token="w").to_bytes().decode()) == "w"
+    assert coordinator.latest("run-1").token == "w"
+
+
+def test_own_processes_take_turns_no_generation_is_lost_or_decided_twice(url, coordinator, actor_of):
+    rounds = 8
+    actors = [actor_of(url) for _ in range(3)]
+    for number, actor in enumerate(actors):
+        actor.tell("own", "run-1", rounds, f"actor{number}")
+    assert [actor.answer() for actor in actors] == [True] * 3
+    commits = coordinator.commits("run-1")
+    assert [one.generation for one in commits] == list(range(3 * rounds))
+    assert len({one.token for one in commits}) == 3 * rounds
+    fences = [one.created_unix for one in commits]
+    assert fences == sorted(set(fences))
+
+
+def test_commit_processes_race_for_one_generation_one_record_is_in_force(url, coordinator, actor_of, record):
+    actors = [actor_of(url) for _ in range(4)]
+    for number, actor in enumerate(actors):
+        actor.tell("claim and commit", record(token=f"t{number}").to_bytes().decode())
+    answers = [actor.answer() for actor in actors]
+    winners = [answer for answer in answers if answer.startswith("t")]
+    assert winners == [coordinator.latest("run-1").token]
+    assert [answer for answer in answers if answer != winners[0]] == ["CommitConflictError"] * 3
+
+
+# The end
+
+
+def test_close_twice_then_use_says_closed(coordinator, node, record):
+    claim = coordinator.claim("run-1", "a")
+    registration = coordinator.register(node("a"))
+    coordinator.close()
+    coordinator.close()
+    claim.close()
+    registration.close()
+    for call in (
+        coordinator.nodes,
+        lambda: coordinator.register(node("b")),
+        lambda: coordinator.claim("run-2", "a"),
+        lambda: coordinator.commit(record(), claim),
+        lambda: coordinator.mark_persisted("run-1", 1, "t"),
+        lambda: coordinator.latest("run-1"),
+        lambda: coordinator.commits("run-1"),
+        lambda: registration.update(node("a")),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_close_takes_registrations_away(coordinator, other, node):
+    coordinator.register(node("a"))
+    coordinator.close()
+    assert names(other) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_fork_child_is_refused_and_harms_nothing(coordinator, other, node, record):
+    registration = coordinator.register(node("a"))
+    claim = coordinator.claim("run-1", "a")
+    child = os.fork()
+    if not child:
+        refused = 0
+        for call in (coordinator.nodes, lambda: coordinator.commit(record(), claim)):
+            try:
+                call()
+            except ClosedError:
+                refused += 1
+        with contextlib.suppress(BaseException):
+            claim.close()
+            registration.close()
+            coordinator.close()
+            refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert names(other) == ["a"]
+    with pytest.raises(RunInUseError):
+        other.claim("run-1", "b")
+    assert coordinator.commit(record(), claim) == record()
+
+
+def test_everything_with_pickle_forbidden_works(coordinator, other, node, record, monkeypatch):
+    def forbidden(*_args, **_kwargs):
+        raise AssertionError("pickle was used")
+
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, forbidden)
+    coordinator.register(node("a")).update(node("a", state="draining"))
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    coordinator.mark_persisted("run-1", 1, "token-1")
+    assert other.nodes() == (node("a", state="draining"),)
+    assert other.latest("run-1") == record(persisted=True)
+
+
+def test_sources_import_no_pickle():
+    found = set()
+    for path in Path(fastcheck_dask.coordination.__file__).parent.rglob("*.py"):
+        for part in ast.walk(ast.parse(path.read_text())):
+            if isinstance(part, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in part.names}
+            elif isinstance(part, ast.ImportFrom) and part.module:
+                found.add(part.module.split(".")[0])
+    assert "json" in found
+    assert not found & {"pickle", "cloudpickle", "marshal", "shelve", "dill"}

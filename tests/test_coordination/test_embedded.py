@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.errors import ConfigError, CoordinationError, SessionLostError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "c.db"
+
+
+@pytest.fixture
+def coordinator(path):
+    with contextlib.closing(EmbeddedCoordinator(path, timeout_seconds=5.0)) as made:
+        yield made
+
+
+def execute(path, *statements):
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize("size", [2, 100, 5000])
+def test_open_file_that_is_no_database_is_refused_and_kept(path, size):
+    path.write_bytes(b"x" * size)
+    with pytest.raises(ConfigError, match=r"c\.db"):
+        EmbeddedCoordinator(path)
+    assert path.read_bytes() == b"x" * size
+
+
+def test_open_database_of_another_program_is_refused_and_kept(path):
+    execute(path, "CREATE TABLE nodes (x)", "INSERT INTO nodes VALUES (7)")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"c\.db is another program's"):
+        EmbeddedCoordinator(path)
+    assert path.read_bytes() == before
+
+
+def test_open_newer_schema_is_refused(path, coordinator):
+    execute(path, "PRAGMA user_version=2")
+    with pytest.raises(ConfigError, match=r"c\.db has schema version 2"):
+        EmbeddedCoordinator(path)
+    with pytest.raises(CoordinationError, match=r"c\.db"):
+        coordinator.nodes()
+    execute(path, "PRAGMA user_version=1")
+
+
+@pytest.mark.parametrize("below", ["file/c.db", "folder"])
+def test_open_place_that_cannot_be_written_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=below):
+        EmbeddedCoordinator(tmp_path / below)
+
+
+def test_call_file_deleted_meanwhile_fails(path, coordinator, node, record):
+    registration = coordinator.register(node("a"))
+    claim = coordinator.claim("run-1", "a")
+    path.rename(path.with_name("elsewhere"))
+    for call in (
+        coordinator.nodes,
+        lambda: coordinator.latest("run-1"),
+        lambda: coordinator.commit(record(), claim),
+    ):
+        with pytest.raises(CoordinationError, match=r"c\.db"):
+            call()
+    assert not path.exists()
+    EmbeddedCoordinator(path).close()
+    with pytest.raises(SessionLostError):
+        registration.update(node("a"))
+
+
+def test_call_file_damaged_meanwhile_fails(path, coordinator, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + b"\x5a" * (len(whole) - 100))
+    with pytest.raises(CoordinationError, match=r"c\.db"):
+        coordinator.latest("run-1")
+    path.write_bytes(whole)
+
+
+def test_call_file_locked_by_another_process_fails_within_timeout(path, node):
+    with contextlib.closing(EmbeddedCoordinator(path, timeout_seconds=0.3)) as coordinator:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+            stranger.execute("BEGIN IMMEDIATE")
+            begin = time.monotonic()
+            with pytest.raises(CoordinationError, match=r"c\.db was still locked"):
+                coordinator.register(node("a"))
+            assert time.monotonic() - begin < 3.0
+            # Readers do not wait for writers.
+            assert coordinator.nodes() == ()
+            stranger.execute("ROLLBACK")
+        coordinator.register(node("a"))
+
+
+@pytest.mark.parametrize(
+    "column", ["boot = 'earlier'", "started = started + 1", "pid = 4194305", "session = 'x'"]
+)
+def test_rows_of_dead_processes_are_ignored_and_overwritten(path, coordinator, node, column):
+    coordinator.register(node("a"))
+    first = coordinator.claim("run-1", "a")
+    execute(path, f"UPDATE nodes SET {column}", f"UPDATE claims SET {column}")
+    assert coordinator.nodes() == ()
+    coordinator.register(node("a", rack="new"))
+    assert coordinator.nodes() == (node("a", rack="new"),)
+    assert coordinator.claim("run-1", "b").fencing_token == first.fencing_token + 1
+
+
+def test_commit_transaction_that_fails_leaves_nothing(path, coordinator, record, monkeypatch):
+    claim = coordinator.claim("run-1", "a")
+    execute(path, "CREATE TRIGGER stop AFTER INSERT ON commits BEGIN SELECT RAISE(FAIL, 'no room'); END")
+    with pytest.raises(CoordinationError, match="no room"):
+        coordinator.commit(record(), claim)
+    execute(path, "DROP TRIGGER stop")
+    assert coordinator.commits("run-1") == ()
+
+
+def test_open_many_processes_at_once_all_succeed(path):
+    program = (
+        "import sys; from fastcheck_dask.coordination.embedded import EmbeddedCoordinator as E\n"
+        "input()\n"
+        "for _ in range(20):\n"
+        "    c = E(sys.argv[1]); c.nodes(); c.claim(sys.argv[2], 'me'); c.close()\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, path, f"run-{number}"], stdin=subprocess.PIPE)
+        for number in range(4)
+    ]
+    try:
+        for process in processes:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        assert [process.wait(60) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcheck_dask.errors import LayoutError
+from fastcheck_dask.layout.stripes import Layout, assign, is_parity_key, parity_nbytes
+
+SIZES = st.dictionaries(st.text("abcdef/", min_size=1, max_size=4), st.integers(0, 1000), max_size=40)
+SHARDS = st.integers(1, 6)
+
+
+def keys_in(layout):
+    return sorted(key for stripe in layout.stripes for key in stripe.members if key is not None)
+
+
+def shard_bytes(layout, sizes):
+    return [sum(sizes[key] for key in layout.keys_of(shard)) for shard in range(layout.shards)]
+
+
+@given(SIZES, SHARDS, st.booleans())
+def test_fresh_layout_holds_every_key_once_within_one_chunk(sizes, shards, parity):
+    layout = assign(sizes, shards=shards, parity=parity)
+    assert keys_in(layout) == sorted(sizes)
+    loads = shard_bytes(layout, sizes)
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+    assert all(any(member is not None for member in stripe.members) for stripe in layout.stripes)
+    assert layout.nodes_wanted == shards + parity
+
+
+@given(SIZES, SHARDS)
+def test_layout_is_a_pure_function_of_sizes(sizes, shards):
+    backwards = dict(reversed(sizes.items()))
+    assert assign(sizes, shards=shards) == assign(backwards, shards=shards)
+
+
+@given(SIZES, SIZES, SIZES, SHARDS)
+def test_layout_after_changes_keeps_what_stays_where_it_is(first, second, third, shards):
+    layout = assign(first, shards=shards)
+    for sizes in (second, third):
+        following = assign(sizes, shards=shards, previous=layout)
+        assert keys_in(following) == sorted(sizes)
+        assert len({stripe.id for stripe in following.stripes}) == len(following.stripes)
+        assert all(any(stripe.members) for stripe in following.stripes)
+        for key in set(keys_in(layout)) & set(sizes):
+            before, after = layout.position[key], following.position[key]
+            assert (before[0].id, before[1]) == (after[0].id, after[1])
+        layout = following
+
+
+@given(SIZES, SHARDS)
+def test_layout_without_changes_is_the_previous_one(sizes, shards):
+    layout = assign(sizes, shards=shards)
+    assert assign(sizes, shards=shards, previous=layout) == layout
+
+
+@given(st.dictionaries(st.text("abc", min_size=1), st.just(7), min_size=4, max_size=20), st.integers(2, 4))
+def test_layout_with_removed_and_new_key_fills_the_hole(sizes, shards):
+    layout = assign(sizes, shards=shards)
+    gone = min(sizes)
+    following = assign(
+        {k: v for k, v in sizes.items() if k != gone} | {"new": 7}, shards=shards, previous=layout
+    )
+    assert len(following.stripes) <= len(layout.stripes)
+
+
+@given(SIZES, SHARDS, SHARDS)
+def test_layout_over_another_number_of_shards_is_fresh_with_new_stripe_ids(sizes, shards, others):
+    layout = assign(sizes, shards=shards)
+    following = assign(sizes, shards=others, previous=layout)
+    if shards != others:
+        assert not {s.id for s in layout.stripes} & {s.id for s in following.stripes}
+        loads = shard_bytes(following, sizes)
+        assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+@given(SIZES, SHARDS)
+def test_position_names_every_data_and_parity_chunk(sizes, shards):
+    layout = assign(sizes, shards=shards)
+    for shard in range(shards + 1):
+        for key in layout.keys_of(shard):
+            assert layout.position[key][1] == shard
+            assert is_parity_key(key) == (shard == shards)
+    assert len(layout.position) == len(sizes) + len(layout.stripes)
+
+
+@given(SIZES, SHARDS)
+def test_parity_chunk_is_as_long_as_the_longest_member(sizes, shards):
+    for stripe in assign(sizes, shards=shards).stripes:
+        members = [sizes[key] for key in stripe.members if key is not None]
+        assert parity_nbytes(stripe, sizes) == max(members)
+
+
+def test_layout_without_parity_has_no_keys_on_the_parity_shard():
+    assert assign({"a": 1}, shards=2, parity=False).keys_of(2) == ()
+
+
+def test_layout_of_nothing_has_no_stripes():
+    assert assign({}, shards=3) == Layout(3, True, ())
+
+
+@pytest.mark.parametrize("shards", [0, -1])
+def test_layout_without_shards_raises(shards):
+    with pytest.raises(LayoutError, match="shards"):
+        assign({"a": 1}, shards=shards)

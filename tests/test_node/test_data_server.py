@@ -1,0 +1,314 @@
+"""The data port: what its operations do, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastcheck_dask.errors import (
+    ConfigError,
+    CorruptDataError,
+    NodeUnavailableError,
+    ShardUnavailableError,
+    StaleBaseError,
+    TierError,
+    TierFullError,
+)
+from fastcheck_dask.node import data_server
+from fastcheck_dask.node.data_server import DataServer
+from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.tiers import wire
+from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.peer import PeerClient
+
+Use = Callable[[PeerClient], Coroutine[Any, Any, Any]]
+
+
+def with_client(server: DataServer, use: Use, **options: Any) -> Any:
+    async def main() -> Any:
+        client = PeerClient("node-1", server.address, **{"grace_seconds": 20.0, **options})
+        try:
+            return await use(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+async def save(client: PeerClient, generation: int, chunks: Any, *, base: Any = None) -> str:
+    token = f"token-{generation}"
+    await client.begin(
+        "run", generation, token, shard=0, base=base, keys=[d.key for d, _ in chunks], reserve_bytes=0
+    )
+    await client.put("run", token, chunks=[d for d, _ in chunks], frames=[p for _, p in chunks])
+    manifest = b'{"a": "manifest"}'
+    await client.prepare("run", token, digest=hashlib.sha256(manifest).hexdigest(), manifest=manifest)
+    await client.commit("run", generation, token)
+    return token
+
+
+def test_save_and_read_over_the_wire(store: ShardStore, serve: Any, chunks: Any) -> None:
+    server = serve(store)
+    first, second = chunks.bits(1), chunks.nudged(chunks.bits(1), 1)
+
+    async def use(client: PeerClient) -> None:
+        token = await save(client, 1, [chunks.whole("a", first)])
+        await save(client, 2, [chunks.delta("a", second, first)], base=(1, token))
+        assert bytes(await client.manifest("run", 2, "token-2")) == b'{"a": "manifest"}'
+        got = await client.read("run", 2, "token-2", keys=["a", "absent"])
+        assert (got.missing, got.corrupt) == (["absent"], [])
+        (descriptor, payload), *rest = got.chunks
+        assert rest == []
+        assert wire.checksum(payload) == descriptor.crc32c
+        assert chunks.decoded([store.read("run", 2, "token-2", keys=["a"]).entries[0]]) == {
+            "a": second.tobytes()
+        }
+        assert (await client.ping())["runs"] == {"run": [2, "token-2"]}
+        assert (await client.holds("run"))["committed"] == [2, "token-2"]
+
+    with_client(server, use)
+
+
+def test_hundred_deltas_then_read_sends_one_checkpoint(
+    store: ShardStore, serve: Any, author: Any, chunks: Any
+) -> None:
+    state = {"a": chunks.bits(1, 100_000), "b": chunks.bits(2, 50_000)}
+    author.save(state)
+    for number in range(100):
+        state = {key: chunks.nudged(raw, number) for key, raw in state.items()}
+        author.save(state)
+
+    async def use(client: PeerClient) -> tuple[int, int]:
+        await client.ping()
+        before = client.received_bytes
+        got = await client.read(*author.name, keys=["a", "b"])
+        return client.received_bytes - before, sum(p.nbytes for _, p in got.chunks)
+
+    received, payload = with_client(serve(store), use)
+    assert payload <= 150_000 * 1.01
+    assert payload < received < payload + 1000
+
+
+def test_errors_come_back_typed(store: ShardStore, serve: Any, chunks: Any) -> None:
+    async def use(client: PeerClient) -> None:
+        with pytest.raises(ShardUnavailableError, match="node-1 does not hold generation 1"):
+            await client.read("run", 1, "t", keys=[])
+        with pytest.raises(StaleBaseError):
+            await client.commit("run", 1, "t")
+        with pytest.raises(TierFullError) as full:
+            await client.begin("run", 1, "t", shard=0, base=None, keys=[], reserve_bytes=2**40)
+        assert full.value.wanted_bytes == 2**40
+        with pytest.raises(ConfigError):
+            await client.drop("../run")
+        with pytest.raises(CorruptDataError, match="generation"):
+            await client.commit("run", -1, "t")
+        with pytest.raises(TierError, match="operation 'explode'"):
+            await client._request({"op": "explode"})
+        with pytest.raises(CorruptDataError, match="keys must be"):
+            await client._request({"op": "read", "run": "r", "generation": 1, "token": "t", "keys": [1]})
+        assert (await client.ping())["name"] == "node-1"
+
+    with_client(serve(store), use)
+
+
+def test_begin_that_does_not_fit_merges_waiting_deltas_first(
+    serve: Any, make_author: Any, chunks: Any
+) -> None:
+    store = ShardStore("node-1", 100_000)
+    author = make_author(store)
+    state = {"a": np.zeros(30_000, np.uint8)}
+    author.save(state)
+    author.save({"a": chunks.bits(3, 30_000)})
+    author.save({"a": chunks.bits(4, 30_000)})
+    waiting = store.used_bytes
+    assert store.status()["pending"] == 1
+
+    async def use(client: PeerClient) -> None:
+        await client.begin(
+            "run", 4, "t", shard=0, base=author.name[1:], keys=["a"], reserve_bytes=100_000 - waiting + 1
+        )
+
+    with_client(serve(store), use)
+    assert store.status()["pending"] == 0
+
+
+def test_repair_quarantine_pin_and_drop_over_the_wire(
+    store: ShardStore, serve: Any, author: Any, chunks: Any
+) -> None:
+    author.save({"a": chunks.bits(1)})
+    name = author.name
+
+    async def use(client: PeerClient) -> None:
+        await client.pin(*name)
+        await client.quarantine(*name, keys=["a"])
+        assert (await client.read(*name, keys=["a"])).missing == ["a"]
+        descriptor, payload = chunks.whole("a", chunks.bits(1))
+        await client.repair(*name, chunks=[descriptor], frames=[payload])
+        assert (await client.read(*name, keys=["a"])).missing == []
+        assert (await client.holds("run"))["pins"] == [[1, "token-1"]]
+        await client.unpin(*name)
+        await client.abort("run", "nothing")
+        await client.drop("run")
+        assert await client.holds("run") == {
+            "status": "ok",
+            "committed": None,
+            "staged": [],
+            "pins": [],
+            "frames": [],
+        }
+
+    with_client(serve(store), use)
+
+
+def test_persist_writes_payloads_as_they_are(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, tmp_path: Path
+) -> None:
+    author.save({"w/c/0": chunks.bits(1), "w/c/1": chunks.bits(2)})
+
+    async def use(client: PeerClient) -> tuple[int, list[str]]:
+        return await client.persist(
+            *author.name, location=str(tmp_path), directory="00000001-t", keys=["w/c/0", "w/c/1", "w/c/2"]
+        )
+
+    tmp_path.mkdir(exist_ok=True)
+    written, missing = with_client(serve(store, open_store), use)
+    entries = store.read(*author.name, keys=["w/c/0", "w/c/1"]).entries
+    assert missing == ["w/c/2"]
+    assert written == sum(e.payload.nbytes for e in entries)
+    for entry in entries:
+        assert (tmp_path / "00000001-t" / entry.descriptor.key).read_bytes() == entry.payload.tobytes()
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc", "a//b", "a/./b", ""])
+def test_persist_out_of_its_directory_is_refused(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, tmp_path: Path, path: str
+) -> None:
+    author.save({"a": chunks.bits(1)})
+
+    async def use(client: PeerClient) -> None:
+        for directory, key in [(path, "a"), ("d", path)]:
+            with pytest.raises(TierError, match="cannot be part of a path"):
+                await client.persist(*author.name, location=str(tmp_path), directory=directory, keys=[key])
+
+    with_client(serve(store, open_store), use)
+
+
+class Stuck:
+    """An object tier that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def write(self, path: str, data: Any) -> None:
+        self.reached.set()
+        assert self.go_on.wait(30)
+
+
+def test_node_at_work_says_so_and_answers_others(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_server, "WORKING_SECONDS", 0.01)
+    author.save({"a": chunks.bits(1)})
+    stuck = Stuck()
+    server = serve(store, lambda location: stuck)
+
+    async def main() -> dict[str, Any]:
+        comm = await wire.open_comm(server.address, 10)
+        run, generation, token = author.name
+        request = {"op": "persist", "run": run, "generation": generation, "token": token}
+        await comm.write({**request, "location": "x", "directory": "d", "keys": ["a"]})
+        for _ in range(3):
+            assert (await comm.read())["status"] == "working"
+        assert stuck.reached.is_set()
+        client = PeerClient("node-1", server.address, grace_seconds=20)
+        assert (await client.ping())["name"] == "node-1"
+        await client.close()
+        stuck.go_on.set()
+        while (reply := await comm.read())["status"] == "working":
+            pass
+        comm.abort()
+        return reply
+
+    try:
+        assert asyncio.run(main())["status"] == "ok"
+    finally:
+        stuck.go_on.set()
+
+
+def test_reply_over_the_message_limit_is_a_typed_error(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    author.save({"a": chunks.bits(1)})
+    monkeypatch.setattr(data_server, "DEFAULT_LIMITS", wire.Limits(message_bytes=100))
+
+    async def use(client: PeerClient) -> None:
+        with pytest.raises(TierError, match="at once"):
+            await client.read(*author.name, keys=["a"])
+
+    with_client(serve(store), use)
+
+
+def test_garbage_costs_its_connection_only(store: ShardStore, serve: Any) -> None:
+    server = serve(store)
+    host, port = wire.location_of(server.address).split(":")
+    with closing(socket.create_connection((host, int(port)), timeout=10)) as peer:
+        peer.sendall(b"\x80\x05garbage" * 10)
+        try:
+            assert peer.recv(1) == b""
+        except ConnectionResetError:
+            pass
+
+    async def use(client: PeerClient) -> None:
+        assert (await client.ping())["used_bytes"] == 0
+
+    with_client(server, use)
+
+
+def test_connection_too_many_is_dropped(
+    store: ShardStore, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_server, "COMM_LIMIT", 1)
+    server = serve(store)
+
+    async def use(client: PeerClient) -> None:
+        await client.ping()
+        second = PeerClient("node-1", server.address)
+        with pytest.raises(NodeUnavailableError):
+            await second.ping()
+        await client.ping()
+
+    with_client(server, use)
+
+
+def test_server_on_a_port_in_use_raises(store: ShardStore, serve: Any) -> None:
+    port = int(serve(store).address.rpartition(":")[2])
+    with pytest.raises(TierError, match="cannot be opened"):
+        DataServer(store, open_store, port=port).start()
+
+
+def test_server_on_other_than_loopback_needs_insecure(store: ShardStore) -> None:
+    with pytest.raises(ConfigError, match="insecure"):
+        DataServer(store, open_store, host="0.0.0.0")
+
+
+def test_closed_server_leaves_no_thread_and_refuses(store: ShardStore, serve: Any) -> None:
+    server = serve(store)
+
+    async def use(client: PeerClient) -> None:
+        await client.ping()
+        await asyncio.to_thread(server.close)
+        with pytest.raises(NodeUnavailableError, match="node-1"):
+            await client.ping()
+
+    with_client(server, use)
+    assert not [t for t in threading.enumerate() if t.name == "fastcheck-data"]

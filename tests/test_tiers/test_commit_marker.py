@@ -1,0 +1,67 @@
+"""Commit markers: what is not one is refused with a known error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcheck_dask.errors import CorruptDataError, FastCheckError
+from fastcheck_dask.tiers.commit_marker import CommitMarker
+
+MARKER = CommitMarker("run", 3, "t", "author", "0" * 64, 17, 1.5)
+
+
+def bad_markers():
+    good = json.loads(MARKER.to_bytes())
+    changes = {
+        "generation": [-1, 3.0, True, "3", None, 2**80],
+        "tag": ["../x", 3, ""],
+        "run": [None, "a/b"],
+        "token": [None, 5],
+        "manifest_sha256": ["", "0" * 63, "Z" * 64, 5],
+        "raw_bytes": [-1, None, 1.5],
+        "created_unix": ["now", None, True, 10**400],
+        "format": ["other", None],
+        "version": [2, "1", None],
+    }
+    for name, values in changes.items():
+        yield from (json.dumps(good | {name: value}).encode() for value in values)
+        yield json.dumps({key: value for key, value in good.items() if key != name}).encode()
+    yield from (b"", b"{}", b"[]", b"null", b"[" * 100_000, b'{"format":1,"format":1}')
+    yield from (MARKER.to_bytes()[:n] for n in (1, 50, len(MARKER.to_bytes()) - 1))
+    yield pickle.dumps(MARKER)
+
+
+BAD_MARKERS = list(bad_markers())
+
+
+@pytest.mark.parametrize("data", BAD_MARKERS, ids=range(len(BAD_MARKERS)))
+def test_marker_damaged_is_refused_and_the_file_named(data):
+    with pytest.raises(CorruptDataError, match="the file"):
+        CommitMarker.from_bytes(data, where="the file")
+
+
+@given(st.binary() | st.integers(0, len(MARKER.to_bytes()) - 1).map(lambda n: MARKER.to_bytes()[:n]))
+def test_marker_from_any_other_bytes_raises_a_known_error(data):
+    with pytest.raises(CorruptDataError):
+        CommitMarker.from_bytes(data)
+
+
+@given(st.integers(0, len(MARKER.to_bytes()) - 1), st.integers(0, 255))
+def test_marker_one_byte_changed_raises_a_known_error_or_is_well_formed(position, value):
+    data = bytearray(MARKER.to_bytes())
+    data[position] = value
+    try:
+        marker = CommitMarker.from_bytes(bytes(data))
+    except FastCheckError:
+        return
+    assert CommitMarker.from_bytes(marker.to_bytes()) == marker
+
+
+def test_marker_round_trip_keeps_every_field():
+    assert CommitMarker.from_bytes(MARKER.to_bytes()) == MARKER
+    assert MARKER.directory == "00000003-t"

@@ -1,0 +1,488 @@
+"""One slot: what each step leaves, what other processes see, what damage does."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastcheck_dask.errors import (
+    ConfigError,
+    CorruptDataError,
+    LayoutError,
+    ShardUnavailableError,
+    UnknownFormatError,
+)
+from fastcheck_dask.tiers import slot
+from fastcheck_dask.tiers.local import LocalTier, Slot, SlotState, SlotStatus
+from fastcheck_dask.tiers.slot_header import BLOCK_BYTES, HEADER_BYTES, block_offset, encode
+
+MIB = 2**20
+
+#: Begins a snapshot in slot 1, copies half of it, says so, and waits to be killed.
+_HALF_A_COPY = """
+import sys
+from pathlib import Path
+from fastcheck_dask.tiers.local import LocalTier
+slot = LocalTier("run", Path(sys.argv[1])).slots[1]
+slot.reserve(2**20)
+slot.begin("half", "half")
+slot.data[: 2**19] = 7
+print("WRITING", flush=True)
+sys.stdin.read()
+"""
+#: Saves for ever, into the slots in turn; each byte of generation g, and its manifest, say g.
+_SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+from fastcheck_dask.tiers.local import LocalTier
+slots = LocalTier("run", Path(sys.argv[1])).slots
+generation = 0
+while True:
+    generation += 1
+    slot = slots[generation % 2]
+    slot.reserve(2**20)
+    slot.begin(f"token{generation}", f"tag{generation}")
+    slot.data[: 2**20] = generation % 251
+    slot.complete(b"draft %d" % generation, 2**20)
+    slot.seal(b"%d" % generation)
+    slot.commit(generation)
+    print(generation, flush=True)
+"""
+_DIGEST = """
+import hashlib, sys
+from pathlib import Path
+from fastcheck_dask.tiers.local import LocalTier
+slot = LocalTier("run", Path(sys.argv[1]), readonly=True).slots[0]
+print(hashlib.sha256(slot.data[: slot.status.data_bytes]).hexdigest(), slot.read_manifest().decode())
+"""
+_SAVE_ONCE = """
+import hashlib, sys
+import numpy as np
+from pathlib import Path
+from fastcheck_dask.tiers.local import LocalTier
+slot = LocalTier("run", Path(sys.argv[1])).slots[0]
+slot.reserve(10_000)
+slot.begin("token", "tag")
+slot.data[:10_000] = np.random.default_rng(5).integers(0, 256, 10_000)
+slot.complete(b"draft", 10_000)
+slot.seal(b"manifest")
+slot.commit(3)
+print(hashlib.sha256(slot.data[:10_000]).hexdigest())
+"""
+
+
+@contextlib.contextmanager
+def _running(code: str, *arguments: object):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _output(code: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def _save(target: Slot, value: int, *, nbytes: int = MIB, generation: int | None = 1) -> None:
+    target.reserve(nbytes)
+    target.begin(f"token{value}", f"tag{value}")
+    target.data[:nbytes] = value
+    target.complete(b"draft", nbytes)
+    target.seal(b"manifest %d" % value)
+    if generation is not None:
+        target.commit(generation)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def tier(root):
+    with LocalTier("run", root) as tier:
+        yield tier
+
+
+# --- one save after the other
+
+
+def test_slot_never_used_is_empty_and_has_no_data(tier):
+    for target in tier.slots:
+        assert target.status == SlotStatus()
+        assert not target.torn
+        with pytest.raises(CorruptDataError, match="EMPTY"):
+            target.read_manifest()
+        with pytest.raises(ShardUnavailableError, match=target.path.name):
+            _ = target.data
+        with pytest.raises(LayoutError, match="reserve first"):
+            target.begin("token", "tag")
+        target.clear()
+    assert list(tier.path.iterdir()) == []
+
+
+def test_slot_through_all_states_says_what_it_holds(tier):
+    target = tier.slots[0]
+    target.reserve(1000)
+    assert target.status == SlotStatus(sequence=1, capacity_bytes=2 * MIB)
+    target.begin("token", "tag")
+    status = target.status
+    assert (status.state, status.generation, status.token, status.tag) == (
+        SlotState.WRITING,
+        None,
+        "token",
+        "tag",
+    )
+    target.data[:1000] = 9
+    target.complete(b"the draft", 1000)
+    status = target.status
+    assert (status.state, status.data_bytes, status.sequence) == (SlotState.SNAPSHOT, 1000, 3)
+    assert target.read_draft() == b"the draft"
+    with pytest.raises(CorruptDataError, match="SNAPSHOT"):
+        target.read_manifest()
+    target.seal(b"the manifest")
+    status = target.status
+    assert (status.state, status.generation, status.token) == (SlotState.SEALED, None, "token")
+    assert target.read_manifest() == b"the manifest"
+    with pytest.raises(CorruptDataError, match="SEALED"):
+        target.read_draft()
+    target.commit(12)
+    status = target.status
+    assert (status.state, status.generation, status.tag) == (SlotState.COMMITTED, 12, "tag")
+    assert target.read_manifest() == b"the manifest"
+    target.begin("next", "later")
+    status = target.status
+    assert (status.state, status.generation, status.token, status.sequence) == (
+        SlotState.WRITING,
+        None,
+        "next",
+        6,
+    )
+    assert sorted(p.name for p in tier.path.iterdir()) == ["slot0"]
+    target.clear()
+    assert target.status == SlotStatus(sequence=7, capacity_bytes=2 * MIB)
+
+
+_STEPS = {
+    "begin": lambda target: target.begin("token", "tag"),
+    "complete": lambda target: target.complete(b"draft", 5),
+    "seal": lambda target: target.seal(b"manifest"),
+    "commit": lambda target: target.commit(1),
+}
+
+
+@pytest.mark.parametrize("done", range(5))
+@pytest.mark.parametrize("step", range(4))
+def test_slot_step_out_of_order_raises_and_changes_nothing(tier, done, step):
+    target = tier.slots[0]
+    target.reserve(10)
+    for name in list(_STEPS)[:done]:
+        _STEPS[name](target)
+    before, documents = target.status, {p.name: p.read_bytes() for p in tier.path.glob("slot0.*")}
+    name = list(_STEPS)[step]
+    if step == done % 4:
+        _STEPS[name](target)
+        assert target.status.sequence == before.sequence + 1
+    else:
+        with pytest.raises(LayoutError, match=f"from {before.state.name}"):
+            _STEPS[name](target)
+        assert target.status == before
+        assert {p.name: p.read_bytes() for p in tier.path.glob("slot0.*")} == documents
+
+
+def test_slot_wrong_arguments_raise_and_change_nothing(tier):
+    target = tier.slots[0]
+    target.reserve(10)
+    with pytest.raises(ConfigError, match="token"):
+        target.begin("", "tag")
+    with pytest.raises(ConfigError, match="tag"):
+        target.begin("token", "no/slash")
+    with pytest.raises(LayoutError, match="-1"):
+        target.reserve(-1)
+    assert target.status.state is SlotState.EMPTY
+    target.begin("token", "tag")
+    for nbytes in (-1, 2 * MIB + 1):
+        with pytest.raises(LayoutError, match=str(nbytes)):
+            target.complete(b"draft", nbytes)
+    with pytest.raises(LayoutError, match="'other'"):
+        target.complete(b"draft", 10, token="other")
+    assert target.status.state is SlotState.WRITING
+    target.complete(b"draft", 10, token="token")
+    with pytest.raises(LayoutError, match="'other'"):
+        target.seal(b"manifest", token="other")
+    assert target.read_draft() == b"draft"
+    target.seal(b"manifest", token="token")
+    with pytest.raises(LayoutError, match="generation"):
+        target.commit(-1)
+    with pytest.raises(LayoutError, match="'other'"):
+        target.commit(1, token="other")
+    assert target.status.state is SlotState.SEALED
+
+
+def test_slots_hold_two_checkpoints_independently(tier):
+    _save(tier.slots[0], 1, generation=1)
+    _save(tier.slots[1], 2, generation=2)
+    _save(tier.slots[0], 3, generation=3)
+    assert [s.status.generation for s in tier.slots] == [3, 2]
+    assert [s.read_manifest() for s in tier.slots] == [b"manifest 3", b"manifest 2"]
+    assert [set(s.data[:MIB].tolist()) for s in tier.slots] == [{3}, {2}]
+
+
+def test_slot_many_saves_keep_memory_and_descriptors(tier):
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    seen = []
+    for number in range(30):
+        _save(tier.slots[number % 2], number, nbytes=16 * MIB, generation=number)
+        assert tier.slots[number % 2].read_manifest() == b"manifest %d" % number
+        seen.append((resident(), _descriptors()))
+    assert seen[29][0] < seen[4][0] * 1.05
+    assert seen[29][1] == seen[4][1]
+
+
+def test_slot_reserved_is_faulted_in_before_the_copy(tier):
+    tier.slots[0].reserve(8 * MIB)
+    maps = Path("/proc/self/smaps").read_text()
+    faulted = re.search(rf"{re.escape(str(tier.slots[0].path))}\n(?:.*\n)*?Rss: +(\d+) kB", maps)
+    assert int(faulted[1]) * 1024 >= 8 * MIB
+
+
+def test_slot_closed_gives_its_descriptors_back(root):
+    before = _descriptors()
+    tier = LocalTier("run", root)
+    for target in tier.slots:
+        _save(target, 1)
+    assert _descriptors() == before + 2
+    view = tier.slots[0].data
+    tier.close()
+    tier.close()
+    assert _descriptors() == before + 1
+    assert int(view[0]) == 1
+    del view
+    assert _descriptors() == before
+    assert int(tier.slots[0].data[0]) == 1
+    tier.close()
+    assert _descriptors() == before
+
+
+# --- several processes
+
+
+def test_slot_written_by_one_process_is_read_by_another(tier, root):
+    digest = _output(_SAVE_ONCE, root)
+    target = tier.slots[0]
+    assert (target.status.state, target.status.generation) == (SlotState.COMMITTED, 3)
+    assert hashlib.sha256(target.data[:10_000]).hexdigest() == digest
+    _save(target, 4, nbytes=5000)
+    digest = hashlib.sha256(bytes([4]) * 5000).hexdigest()
+    assert _output(_DIGEST, root) == f"{digest} manifest 4"
+
+
+def test_slot_writer_killed_in_mid_copy_is_torn_and_the_other_intact(tier, root):
+    _save(tier.slots[0], 1, generation=8)
+    _save(tier.slots[1], 2, generation=9)
+    with _running(_HALF_A_COPY, root) as process:
+        assert process.stdout.readline() == "WRITING\n"
+        half = tier.slots[1]
+        assert half.status.state is SlotState.WRITING
+        assert not half.torn
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert half.torn
+    assert (half.status.token, half.status.generation) == ("half", None)
+    with pytest.raises(CorruptDataError, match="WRITING"):
+        half.read_manifest()
+    assert not tier.slots[0].torn
+    assert (tier.slots[0].status.state, tier.slots[0].status.generation) == (SlotState.COMMITTED, 8)
+    assert tier.slots[0].read_manifest() == b"manifest 1"
+    assert set(tier.slots[0].data[:MIB].tolist()) == {1}
+    half.clear()
+    _save(half, 5, generation=10)
+    assert half.read_manifest() == b"manifest 5"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slot_writer_killed_anywhere_leaves_a_whole_checkpoint(tier, root, seed):
+    chance = random.Random(seed)
+    with _running(_SAVE_FOR_EVER, root) as process:
+        reached = 0
+        for _ in range(chance.randint(2, 40)):
+            reached = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    whole = []
+    for target in tier.slots:
+        status = target.status
+        if status.state in (SlotState.SEALED, SlotState.COMMITTED):
+            number = int(target.read_manifest())
+            assert (status.token, status.data_bytes) == (f"token{number}", MIB)
+            assert set(target.data[:MIB].tolist()) == {number % 251}
+            if status.state is SlotState.COMMITTED:
+                assert status.generation == number
+                whole.append(number)
+        elif status.state is SlotState.SNAPSHOT:
+            assert target.read_draft().split()[1] == status.tag.removeprefix("tag").encode()
+            assert len(np.unique(target.data[:MIB])) == 1
+    assert max(whole) >= reached - 1
+    # A save that was under way when the process was killed is no obstacle to the next.
+    for target in tier.slots:
+        target.clear()
+        _save(target, 1)
+
+
+def test_slot_read_while_it_is_written_shows_one_state_at_a_time(tier):
+    target, reader = tier.slots[0], Slot(tier.slots[0].path, readonly=True)
+    stop, failures = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                status = reader.status
+                if status.state is SlotState.COMMITTED:
+                    assert status.token == f"token{status.generation}"
+                manifest = reader.read_manifest()
+                assert manifest.startswith(b"manifest ")
+            except CorruptDataError as error:
+                if "while the slot is" not in str(error):
+                    failures.append(error)
+            except AssertionError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(200):
+        _save(target, number, nbytes=10, generation=number)
+    stop.set()
+    thread.join()
+    assert failures == []
+
+
+# --- damage
+
+
+def _overwrite(path: Path, at: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.pwrite(descriptor, data, at)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("step", list(_STEPS))
+def test_slot_header_write_torn_leaves_the_former_state(tier, step):
+    target = tier.slots[0]
+    target.reserve(10)
+    for name, act in _STEPS.items():
+        former, before = target.status, target.path.read_bytes()[:HEADER_BYTES]
+        act(target)
+        if name == step:
+            break
+    following = target.status
+    at, block = block_offset(following), encode(following)
+    for cut in range(0, BLOCK_BYTES + 1, 7):
+        torn = before[:at] + block[:cut] + before[at + cut :]
+        _overwrite(target.path, 0, torn)
+        expected = following if torn[at : at + BLOCK_BYTES] == block else former
+        assert target.status == expected, cut
+    # And the slot goes on from there.
+    _overwrite(target.path, 0, before[:at] + block[:20] + before[at + 20 :])
+    target.clear()
+    assert target.status.sequence == former.sequence + 1
+
+
+def test_slot_header_torn_after_begin_never_shows_the_overwritten_checkpoint(tier):
+    target = tier.slots[0]
+    _save(target, 1)
+    target.begin("next", "tag")
+    target.data[:100] = 2
+    _overwrite(target.path, block_offset(target.status), b"\0" * 100)
+    assert target.status.state is SlotState.COMMITTED
+    with pytest.raises(CorruptDataError, match=r"slot0\.manifest"):
+        target.read_manifest()
+
+
+def test_slot_both_header_blocks_damaged_raises_until_cleared(tier):
+    target = tier.slots[0]
+    _save(target, 1)
+    _overwrite(target.path, 0, bytes(HEADER_BYTES))
+    for use in (lambda: target.status, lambda: target.torn, target.read_manifest, lambda: target.reserve(10)):
+        with pytest.raises(CorruptDataError, match="slot0"):
+            use()
+    with pytest.raises(CorruptDataError):
+        target.begin("token", "tag")
+    target.clear()
+    assert target.status == SlotStatus()
+    assert list(tier.path.iterdir()) == []
+    _save(target, 2)
+    assert target.read_manifest() == b"manifest 2"
+
+
+def test_slot_truncated_file_raises_instead_of_killing_the_process(tier):
+    target = tier.slots[0]
+    _save(target, 1)
+    target.close()
+    os.truncate(target.path, MIB)
+    with pytest.raises(CorruptDataError, match=f"{MIB:,} bytes"):
+        _ = target.data
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "missing"])
+@pytest.mark.parametrize("kind", ["draft", "manifest"])
+def test_slot_document_damaged_raises(tier, damage, kind):
+    target = tier.slots[0]
+    target.reserve(10)
+    target.begin("token", "tag")
+    target.complete(b"document", 10)
+    if kind == "manifest":
+        target.seal(b"document")
+    path = tier.path / f"slot0.{kind}"
+    damaged = {"flipped": b"documenu", "shorter": b"documen", "longer": b"document\0"}
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(damaged[damage])
+    with pytest.raises(CorruptDataError, match=kind):
+        (target.read_draft if kind == "draft" else target.read_manifest)()
+
+
+def test_slot_of_a_newer_format_raises_unknown_format(tier, monkeypatch):
+    target = tier.slots[0]
+    monkeypatch.setattr("fastcheck_dask.tiers.slot_header.FORMAT_VERSION", 2)
+    target.reserve(10)
+    monkeypatch.undo()
+    with pytest.raises(UnknownFormatError, match="format 2"):
+        _ = target.status
+
+
+def test_slot_unsealed_snapshot_of_an_earlier_boot_counts_as_torn(tier, monkeypatch):
+    unsealed, sealed = tier.slots
+    _save(sealed, 1, generation=None)
+    unsealed.reserve(10)
+    unsealed.begin("token", "tag")
+    unsealed.complete(b"draft", 10)
+    monkeypatch.setattr(slot, "_boot_id", lambda: b"another boot  16")
+    assert (unsealed.status.state, unsealed.torn) == (SlotState.WRITING, True)
+    with pytest.raises(CorruptDataError):
+        unsealed.read_draft()
+    with pytest.raises(LayoutError, match="WRITING"):
+        unsealed.seal(b"manifest")
+    assert sealed.read_manifest() == b"manifest 1"
