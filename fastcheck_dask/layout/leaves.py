@@ -272,15 +272,22 @@ def _copy_tensor(source: Any, out: Bits, torch: Any) -> None:
     _check_length(source.numel() * source.element_size(), out)
     resolved = not (source.is_conj() or source.is_neg())
     if resolved and source.is_cpu and source.is_contiguous():
-        np.copyto(out, source.view(-1).view(torch.uint8).numpy())
+        # The width changes in numpy: torch refuses it for some tensors of one element or none.
+        np.copyto(out, _as_integers(source, torch).numpy().reshape(-1).view(np.uint8))
         return
     if out.size == 0:
         return
-    target = torch.from_numpy(out).view(source.dtype).view(source.shape)
+    target = _tensor_over(out, source.dtype, tuple(source.shape))
     if resolved:
         target, source = _as_integers(target, torch), _as_integers(source, torch)
     # For a lazily conjugated or negated tensor the copy itself resolves it.
     target.copy_(source)
+
+
+def _tensor_over(bits: Bits, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor that shares memory with `bits`."""
+    whole = bits.view(f"c{dtype.itemsize}" if dtype.itemsize == 16 else f"i{dtype.itemsize}").reshape(shape)
+    return sys.modules["torch"].from_numpy(whole).view(dtype)
 
 
 def _as_integers(tensor: Any, torch: Any) -> Any:
@@ -341,9 +348,11 @@ def revive(library: str, bits: Bits, *, dtype: str, shape: tuple[int, ...]) -> A
     try:
         if library == "torch":
             of_torch = torch_dtype(dtype)
-            return require_torch().from_numpy(owned).view(of_torch).view(shape)
+            return _tensor_over(owned, of_torch, shape)
         return owned.view(numpy_dtype(dtype)).reshape(shape)
-    except (ValueError, TypeError, RuntimeError, LayoutError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
         raise CorruptDataError(f"cannot make shape {shape} of {dtype} for {library}: {error}") from error
 
 
@@ -368,6 +377,8 @@ def dress(base: Any, form: Form) -> Any:
             return base if form.expand is None else np.broadcast_to(base, form.expand)
         whole = base.detach() if form.expand is None else base.detach().expand(form.expand)
         return _dress_tensor(whole, form)
+    except ConfigError:
+        raise
     except (ValueError, RuntimeError) as error:
         raise CorruptDataError(f"a leaf cannot take the form {form}: {error}") from error
 

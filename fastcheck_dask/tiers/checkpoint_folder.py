@@ -29,6 +29,8 @@ from fastcheck_dask.layout.zarr_tree import (
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.object_store import ObjectStore, Payload
 
+__all__ = ["CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey"]
+
 logger = logging.getLogger(__name__)
 
 _COMMITS = f"{PRIVATE}/commits"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -303,6 +304,14 @@ class FcsListener(TCPListener):
 
     prefix = f"{SCHEME}://"
     comm_class = FcsComm
+
+    async def start(self) -> None:
+        """Listen; `OSError` if the port cannot be had."""
+        if self.port:
+            # tornado leaks its socket when the port is taken: let that show on one of ours.
+            family = socket.AF_INET6 if ":" in self.ip else socket.AF_INET
+            socket.create_server((self.ip, self.port), family=family).close()
+        await super().start()  # type: ignore[no-untyped-call]
 
     async def on_connection(
         self,

@@ -78,7 +78,7 @@ VIEWS = {
     "transposed": lambda t: t.t(),
     "every second row": lambda t: t[::2],
     "one column": lambda t: t[:, 1],
-    "flipped": lambda t: t.t().contiguous().t()[:, 1:3],
+    "inner columns": lambda t: t.view(2, 12).t()[:, 1:],
     "permuted": lambda t: t.view(3, 2, 4).permute(2, 0, 1),
     "overlapping": lambda t: t.as_strided((4, 5), (1, 2)),
     "repeated": lambda t: t[:1].expand(50, 4),
@@ -112,6 +112,7 @@ def test_tensor_with_any_strides_comes_back_bit_for_bit(shape, name, data):
     assert same(source, passed(source))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")  # the oracle's
 @pytest.mark.parametrize("name", ["complex64", "complex128", "complex32"])
 def test_lazily_conjugated_tensor_is_stored_resolved(name):
     source = tensor_of(name, (6, 4))
@@ -211,13 +212,12 @@ def test_numpy_view_that_repeats_is_stored_once_and_comes_back_repeated():
         *(
             np.array([None]),
             np.zeros(2, "f4,f4"),
-            np.zeros(2, "U0"),
             np.array(["a"], np.dtypes.StringDType()),
         ),
         *(np.ma.masked_array([1.0]), np.array([1]).view(np.recarray), np.char.array(["a"])),
         np.zeros(1, np.dtype("f4", metadata={"unit": "m"})),
     ],
-    ids=map(str, range(8)),
+    ids=map(str, range(7)),
 )
 def test_numpy_array_that_could_not_come_back_is_refused(source):
     with pytest.raises(UnsupportedLeafError) as caught:

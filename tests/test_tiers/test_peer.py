@@ -1,0 +1,291 @@
+"""The client of a storage node: how it fails, and how soon. What the operations do is tested at the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from distributed.comm.core import CommClosedError, listen
+
+from fastcheck_dask.errors import ClosedError, ConfigError, NodeUnavailableError, TierError, to_wire
+from fastcheck_dask.tiers.descriptors import Descriptor
+from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.wire import FcsComm
+
+Answer = Callable[[FcsComm, dict[str, Any]], Awaitable[None]]
+DESCRIPTOR = Descriptor("k", "float32", 4, "0" * 32, 0, 3)
+
+
+@asynccontextmanager
+async def node(answer: Answer, address: str = "fcs://127.0.0.1:0", **options: Any) -> AsyncIterator[Any]:
+    """Serve with `answer`, and give a client of it."""
+    comms: list[FcsComm] = []
+
+    async def handle(comm: FcsComm) -> None:
+        comms.append(comm)
+        try:
+            while True:
+                await answer(comm, await comm.read())
+        except CommClosedError:
+            comm.abort()
+
+    listener = await listen(address, handle)
+    client = PeerClient("node-1", listener.contact_address, **options)
+    try:
+        yield client
+    finally:
+        listener.stop()
+        await client.close()
+        for comm in comms:
+            comm.abort()
+
+
+async def ok(comm: FcsComm, request: dict[str, Any]) -> None:
+    await comm.write({"status": "ok", "op": request["op"]})
+
+
+async def silence(comm: FcsComm, request: dict[str, Any]) -> None:
+    await asyncio.Event().wait()
+
+
+def replying(*replies: dict[str, Any]) -> Answer:
+    async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
+        for reply in replies:
+            await comm.write(reply)
+
+    return answer
+
+
+def test_silent_node_is_unavailable_after_the_grace() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        async with node(silence, grace_seconds=0.1) as client:
+            began = loop.time()
+            with pytest.raises(NodeUnavailableError, match="storage node node-1.*in time"):
+                await client.ping()
+            return loop.time() - began
+
+    assert 0.1 <= asyncio.run(main()) < 5
+
+
+def test_node_that_stops_in_the_middle_of_a_reply_is_unavailable() -> None:
+    async def half(comm: FcsComm, request: dict[str, Any]) -> None:
+        await comm.stream.write(b"FCSW\x01\x00")
+        await silence(comm, request)
+
+    async def main() -> None:
+        async with node(half, grace_seconds=0.1) as client:
+            with pytest.raises(NodeUnavailableError, match="in time"):
+                await client.ping()
+
+    asyncio.run(main())
+
+
+def test_node_that_never_takes_the_payload_is_unavailable() -> None:
+    async def main() -> None:
+        async with node(silence, grace_seconds=0.1, floor_bytes_per_second=1e9) as client:
+            with pytest.raises(NodeUnavailableError, match="in time"):
+                # More than the buffers of two sockets hold.
+                await asyncio.gather(*(_put(client, bytes(60 * 2**20)) for _ in range(2)))
+
+    asyncio.run(main())
+
+
+async def _put(client: PeerClient, data: bytes) -> None:
+    await client.put("run", "t", chunks=[DESCRIPTOR], frames=[data])
+
+
+def test_node_that_says_it_works_is_waited_for() -> None:
+    answer = replying(*[{"status": "working"}] * 5, {"status": "ok", "name": "done"})
+
+    async def main() -> None:
+        async with node(answer) as client:
+            assert (await client.ping())["name"] == "done"
+
+    asyncio.run(main())
+
+
+def test_refused_connection_fails_at_once() -> None:
+    async def main() -> float:
+        async with node(ok) as gone:
+            address = gone.address
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(NodeUnavailableError, match="refused"):
+            await PeerClient("node-1", address, connect_seconds=30).ping()
+        return loop.time() - began
+
+    assert asyncio.run(main()) < 5
+
+
+def test_node_that_closes_midway_is_unavailable() -> None:
+    async def close(comm: FcsComm, request: dict[str, Any]) -> None:
+        comm.abort()
+
+    async def main() -> None:
+        async with node(close) as client:
+            with pytest.raises(NodeUnavailableError):
+                await client.ping()
+
+    asyncio.run(main())
+
+
+def test_client_outlives_a_restart_of_its_node() -> None:
+    async def main() -> None:
+        async with node(ok) as first:
+            client = PeerClient("node-1", first.address)
+            await client.ping()
+        async with node(ok, client.address):
+            await client.ping()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_two_requests_run_at_once_and_a_third_waits() -> None:
+    async def main() -> None:
+        arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+        count = 0
+
+        async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
+            nonlocal count
+            count += 1
+            arrived.release()
+            await go_on.wait()
+            await ok(comm, request)
+
+        async with node(answer, grace_seconds=20) as client:
+            requests = [asyncio.create_task(client.ping()) for _ in range(3)]
+            await arrived.acquire()
+            await arrived.acquire()
+            assert count == 2
+            go_on.set()
+            await asyncio.gather(*requests)
+            assert count == 3
+
+    asyncio.run(main())
+
+
+def test_cancelled_request_frees_its_place() -> None:
+    async def main() -> None:
+        first = True
+
+        async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
+            nonlocal first
+            if first:
+                first = False
+                await silence(comm, request)
+            await ok(comm, request)
+
+        async with node(answer, grace_seconds=20) as client:
+            for _ in range(3):
+                first = True
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await client.ping()
+            await client.ping()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"status": "error"},
+        {"status": "error", "error": ["ShardCorruptError", "too few"]},
+        {"status": "ok", "chunks": 5},
+        {"status": "ok", "chunks": [[1]]},
+        {"status": "ok", "chunks": [], "missing": []},
+        {"status": "ok", "chunks": [DESCRIPTOR.to_wire()], "frames": []},
+        {"status": "ok", "chunks": [DESCRIPTOR.to_wire()], "frames": [b"four"]},
+        {"status": "ok", "chunks": [DESCRIPTOR._replace(key="z").to_wire()], "frames": [b"abc"]},
+    ],
+)
+def test_reply_that_does_not_fit_the_request_is_unavailable(reply: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with node(replying(reply)) as client:
+            with pytest.raises(NodeUnavailableError, match="answered"):
+                await client.read("run", 1, "t", keys=["k"])
+
+    asyncio.run(main())
+
+
+def test_peer_of_another_version_is_unavailable() -> None:
+    async def garbage(comm: FcsComm, request: dict[str, Any]) -> None:
+        await comm.stream.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3)
+
+    async def main() -> None:
+        async with node(garbage) as client:
+            with pytest.raises(NodeUnavailableError, match="broke the protocol"):
+                await client.ping()
+
+    asyncio.run(main())
+
+
+def test_error_reply_is_raised_and_the_connection_kept() -> None:
+    error = NodeUnavailableError("elsewhere", "why")
+
+    async def main() -> None:
+        seen = set()
+
+        async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
+            seen.add(comm.peer_address)
+            await comm.write({"status": "error", "error": to_wire(error)})
+
+        async with node(answer) as client:
+            for _ in range(3):
+                with pytest.raises(NodeUnavailableError, match="elsewhere"):
+                    await client.ping()
+        assert len(seen) == 1
+
+    asyncio.run(main())
+
+
+def test_request_that_cannot_be_sent_raises_before_connecting() -> None:
+    async def main() -> None:
+        client = PeerClient("node-1", "fcs://127.0.0.1:1")
+        with pytest.raises(TierError, match="at most"):
+            await client.put("run", "t", chunks=[DESCRIPTOR] * 5000, frames=[b"x"] * 5000)
+        with pytest.raises(TierError, match="2 frames"):
+            await client.put("run", "t", chunks=[DESCRIPTOR], frames=[b"x", b"y"])
+
+    asyncio.run(main())
+
+
+def test_closed_client_raises() -> None:
+    async def main() -> None:
+        async with node(ok) as client:
+            await client.ping()
+            await client.close()
+            await client.close()
+            with pytest.raises(ClosedError, match="node-1"):
+                await client.ping()
+
+    asyncio.run(main())
+
+
+def test_close_ends_a_request_in_flight() -> None:
+    async def main() -> None:
+        arrived = asyncio.Event()
+
+        async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
+            arrived.set()
+            await silence(comm, request)
+
+        async with node(answer, grace_seconds=60) as client:
+            request = asyncio.create_task(client.ping())
+            await arrived.wait()
+            await client.close()
+            with pytest.raises((NodeUnavailableError, ClosedError)):
+                await asyncio.wait_for(request, 10)
+
+    asyncio.run(main())
+
+
+def test_address_of_another_scheme_raises() -> None:
+    with pytest.raises(ConfigError, match="fcs://host:port"):
+        PeerClient("node-1", "tcp://127.0.0.1:1")
