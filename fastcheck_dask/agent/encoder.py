@@ -26,20 +26,11 @@ from fastcheck_dask.tiers.local import Slot
 _NICE = 5
 
 
-class _Slots:
-    """The two slots, mapped read-only; a file that was replaced by a larger one is mapped anew."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, Slot] = {}
-
-    def data(self, path: str) -> Bits:
-        return self._open.setdefault(path, Slot(Path(path), readonly=True)).data
-
-
-def run_job(message: Message, arena: Bits, slots: _Slots, encoder: TaskEncoder) -> Message:
+def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
     """Encode the tasks of one job one after the other into the job's window of the arena."""
-    current = slots.data(message["current"])
-    base = slots.data(message["base"]) if message["base"] is not None else None
+    # Mapped for this job only: a mapping kept longer would hold the memory of a slot that has to grow.
+    current = Slot(Path(message["current"]), readonly=True).data
+    base = Slot(Path(message["base"]), readonly=True).data if message["base"] is not None else None
     at: int = message["window"]
     results: list[list[Any]] = []
     for dtype, nbytes, pieces, base_pieces in message["tasks"]:
@@ -64,12 +55,12 @@ def main(socket_fd: int, arena_fd: int) -> None:
     os.nice(_NICE)
     channel = BlockingChannel(socket.socket(fileno=socket_fd))
     arena: Bits = np.empty(0, np.uint8)
-    slots, encoder = _Slots(), TaskEncoder()
+    encoder = TaskEncoder()
     while (message := channel.receive()) is not None:
         try:
             if arena.size != message["arena_bytes"]:
                 arena = np.frombuffer(mmap.mmap(arena_fd, message["arena_bytes"]), np.uint8)
-            reply = run_job(message, arena, slots, encoder)
+            reply = run_job(message, arena, encoder)
         except Exception as error:  # a failed job is answered, whatever it was: the agent decides
             reply = {"id": message["id"], "error": to_wire(error)}
         channel.send(reply)

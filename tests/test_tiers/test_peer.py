@@ -1,4 +1,4 @@
-"""The client of a storage node: how it fails, and how soon. What the operations do is tested at the server."""
+"""The client of a storage node: how it fails, and how soon. Operations are tested at the server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_silent_node_is_unavailable_after_the_grace() -> None:
         loop = asyncio.get_running_loop()
         async with node(silence, grace_seconds=0.1) as client:
             began = loop.time()
-            with pytest.raises(NodeUnavailableError, match="storage node node-1.*in time"):
+            with pytest.raises(NodeUnavailableError, match="did not answer in time"):
                 await client.ping()
             return loop.time() - began
 
