@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,6 +16,27 @@ from dask.utils import parse_bytes, parse_timedelta
 from fastcheck_dask.errors import ConfigError
 
 OnBusy = Literal["wait", "skip", "raise"]
+
+#: A chunk travels in one message to a storage node, and those have at most 256 MiB.
+CHUNK_LIMIT_BYTES = 128 * 2**20
+#: Seconds: what is shorter than the tick of a clock would always be over.
+_POSITIVE = (1e-3, math.inf)
+#: The options, and the fields of `Settings` that they set.
+_FIELDS = {
+    "chunk_bytes": "chunk_bytes",
+    "on_busy": "on_busy",
+    "persist_every": "persist_every",
+    "local_dir": "local_dir",
+    "encoders": "encoders",
+    "close_timeout": "close_seconds",
+    "max_shards": "max_shards",
+    "connect_timeout": "connect_seconds",
+    "floor_bandwidth": "floor_bytes_per_second",
+    "grace": "grace_seconds",
+    "coordinator_timeout": "coordinator_seconds",
+    "session_timeout": "session_seconds",
+    "scheduler_timeout": "scheduler_seconds",
+}
 
 
 @dataclass(frozen=True)
@@ -49,56 +72,90 @@ def load_defaults() -> None:
 def settings(**overrides: Any) -> Settings:
     """Read the settings; an override that is not None wins over the configuration.
 
+    Overrides go by the names of the options (``grace``) or of the fields of `Settings` (``grace_seconds``).
+
     Raises
     ------
     ConfigError
-        If a value cannot be used; the message names the key, what is wanted and what came.
+        If an option is unknown, or a value cannot be used; the message names the option and its key, what is
+        wanted and what came.
     """
-    get = _reader(overrides)
-    on_busy = get("on_busy", "on-busy", str)
-    if on_busy not in ("wait", "skip", "raise"):
-        raise ConfigError(f"on_busy must be 'wait', 'skip' or 'raise', got {on_busy!r}")
-    encoders = get("encoders", "encoders", lambda v: max(1, (os.cpu_count() or 2) - 1) if v is None else int(v))
+    get = _Reader(overrides)
     return Settings(
-        chunk_bytes=_at_least(get("chunk_bytes", "chunk-size", parse_bytes), 256, "chunk_bytes (chunk-size)"),
-        on_busy=cast(OnBusy, on_busy),
-        persist_every=_at_least(get("persist_every", "persist-every", _whole), 0, "persist_every"),
+        chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
+        on_busy=cast(OnBusy, get("on_busy", "on-busy", _on_busy)),
+        persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
-        encoders=_at_least(encoders, 1, "encoders"),
-        close_seconds=get("close_timeout", "close-timeout", parse_timedelta),
-        max_shards=_at_least(get("max_shards", "peers.max-shards", _whole), 1, "max_shards"),
-        connect_seconds=get("connect_timeout", "peers.connect-timeout", parse_timedelta),
-        floor_bytes_per_second=float(get("floor_bandwidth", "peers.floor-bandwidth", parse_bytes)),
-        grace_seconds=get("grace", "peers.grace", parse_timedelta),
-        coordinator_seconds=get("coordinator_timeout", "coordinator.timeout", parse_timedelta),
-        session_seconds=get("session_timeout", "coordinator.session", parse_timedelta),
-        scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", parse_timedelta),
+        encoders=get("encoders", "encoders", _encoders, within=(1, math.inf)),
+        close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
+        max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
+        connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
+        floor_bytes_per_second=float(
+            get("floor_bandwidth", "peers.floor-bandwidth", parse_bytes, within=(1, math.inf))
+        ),
+        grace_seconds=get("grace", "peers.grace", _seconds, within=_POSITIVE),
+        coordinator_seconds=get("coordinator_timeout", "coordinator.timeout", _seconds, within=_POSITIVE),
+        session_seconds=get("session_timeout", "coordinator.session", _seconds, within=_POSITIVE),
+        scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", _seconds, within=_POSITIVE),
     )
 
 
-def _reader(overrides: dict[str, Any]) -> Any:
-    left = {name: value for name, value in overrides.items() if value is not None}
+class _Reader:
+    """Gives values by the name of their option: the override if there is one, or what is configured."""
 
-    def get(name: str, key: str, convert: Any) -> Any:
-        value = left[name] if name in left else dask.config.get(f"fastcheck.{key}")
+    def __init__(self, overrides: dict[str, Any]) -> None:
+        unknown = sorted(overrides.keys() - set(_FIELDS) - set(_FIELDS.values()))
+        if unknown:
+            raise ConfigError(
+                f"there is no option {unknown[0]!r}; the options are {', '.join(sorted(_FIELDS))}"
+            )
+        self._overrides = {name: value for name, value in overrides.items() if value is not None}
+
+    def __call__(
+        self,
+        name: str,
+        key: str,
+        convert: Callable[[Any], Any],
+        *,
+        within: tuple[float, float] | None = None,
+    ) -> Any:
+        value = None
         try:
-            return convert(value)
-        except (ValueError, TypeError, KeyError) as error:
+            for given in (name, _FIELDS[name]):
+                if given in self._overrides:
+                    value = self._overrides[given]
+                    break
+            else:
+                value = dask.config.get(f"fastcheck.{key}")
+            found = convert(value)
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
             raise ConfigError(f"{name} (fastcheck.{key}) cannot be {value!r}: {error}") from error
+        if within is not None and not within[0] <= found <= within[1]:
+            most = "" if within[1] == math.inf else f" and at most {within[1]:,}"
+            raise ConfigError(f"{name} (fastcheck.{key}) must be at least {within[0]:,}{most}, got {value!r}")
+        return found
 
-    return get
+
+def _on_busy(value: Any) -> str:
+    if value not in ("wait", "skip", "raise"):
+        raise ValueError("'wait', 'skip' or 'raise' is wanted")
+    return str(value)
+
+
+def _encoders(value: Any) -> int:
+    return max(1, (os.cpu_count() or 2) - 1) if value is None else _whole(value)
+
+
+def _seconds(value: Any) -> float:
+    if value is None or isinstance(value, bool):
+        raise ValueError("a time is wanted, such as '5 s'")
+    return float(parse_timedelta(value))
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or int(value) != value:
         raise ValueError("a whole number is wanted")
     return int(value)
-
-
-def _at_least(value: int, least: int, what: str) -> int:
-    if value < least:
-        raise ConfigError(f"{what} must be at least {least}, got {value}")
-    return value
 
 
 def parse_shards(value: int | str) -> int | None:

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 from fastcheck_dask.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}\Z")
-_DIRECTORY = re.compile(r"(\d{8,})-([A-Za-z0-9][A-Za-z0-9._=+-]{0,127})\Z")
+_DIRECTORY = re.compile(r"([0-9]{8,})-([A-Za-z0-9][A-Za-z0-9._=+-]{0,127})\Z")
 
 
 def check_name(value: object, what: str) -> str:
-    """Return `value` if it can name a tag, a run, a node or a rack in every tier; raise `ConfigError` if not."""
+    """Return `value` if it can name a tag, run, node or rack in every tier; raise `ConfigError` if not."""
     if isinstance(value, str) and _NAME.match(value):
         return value
     raise ConfigError(
@@ -65,6 +65,8 @@ def directory_name(generation: int, tag: str) -> str:
 
 
 def parse_directory_name(name: str) -> tuple[int, str] | None:
-    """Undo :func:`directory_name`; None for a name that is not one."""
+    """Undo :func:`directory_name`; None for a name that is not one, or is spelled otherwise."""
     found = _DIRECTORY.match(name)
-    return (int(found[1]), found[2]) if found else None
+    if found is None or directory_name(int(found[1]), found[2]) != name:
+        return None
+    return int(found[1]), found[2]

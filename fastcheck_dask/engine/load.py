@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from fastcheck_codecs import CodecError, PrefixIndex, checksum
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.encode import Bits, digest
+from fastcheck_dask.engine.plan import batches_of, parity_dtype
 from fastcheck_dask.errors import FastCheckError, ShardCorruptError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.dtypes import codec_dtype
@@ -152,9 +153,10 @@ class ChunkLoader:
         name, address = self._record.nodes[shard], self._record.addresses[shard]
         identity = (self._manifest.run, self._manifest.generation, self._manifest.token)
         got: set[str] = set()
+        damaged: list[str] = []
         client = self._client(name, address)
         try:
-            for batch in self._batches(keys):
+            for batch in batches_of(keys, self._manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
                 read = await client.read(*identity, keys=batch)
                 for key in read.missing:
                     state = "a damaged copy of" if key in read.corrupt else "no"
@@ -168,14 +170,17 @@ class ChunkLoader:
                     self._report.received_bytes += payload.nbytes
                     if isinstance(result, FastCheckError):
                         self._lost(str(result))
-                        self._damaged_at.setdefault(shard, set()).add(descriptor.key)
-                        await client.quarantine(*identity, keys=[descriptor.key])
+                        damaged.append(descriptor.key)
                     elif isinstance(result, BaseException):
                         raise result
                     else:
                         got.add(descriptor.key)
                         if source is not None:
                             self._report.count(source, descriptor.raw_nbytes)
+            # After the reading: a node that fails here has given already what it could.
+            if damaged:
+                self._damaged_at.setdefault(shard, set()).update(damaged)
+                await client.quarantine(*identity, keys=damaged)
         except FastCheckError as error:
             self._causes.append(f"shard {shard}: {error}")
             log.warning(
@@ -192,19 +197,6 @@ class ChunkLoader:
         if source is not None:
             self._good |= got
         return got
-
-    def _batches(self, keys: list[str]) -> Iterator[list[str]]:
-        batch: list[str] = []
-        size = 0
-        for key in keys:
-            nbytes = self._manifest.nbytes_of(key)
-            if batch and size + nbytes > _BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-            batch.append(key)
-            size += nbytes
-        if batch:
-            yield batch
 
     def _decode(self, descriptor: Descriptor, payload: Bits, target: Bits, where: str) -> None:
         """Verify and decode one payload into its place."""
@@ -312,7 +304,7 @@ class ChunkLoader:
         if self._record is None:
             return
         for shard, keys in self._damaged_at.items():
-            good = [key for key in keys if key in self._good]
+            good = [key for key in sorted(keys) if self._can_make(key)]
             if not good:
                 continue
             client = self._client(self._record.nodes[shard], self._record.addresses[shard])
@@ -332,8 +324,22 @@ class ChunkLoader:
             finally:
                 await client.close()
 
+    def _can_make(self, key: str) -> bool:
+        """Say whether the bits of a data or parity chunk are here, or can be made of what is."""
+        if key in self._manifest.chunks:
+            return key in self._good
+        assert self._manifest.layout is not None
+        stripe, _ = self._manifest.layout.position[key]
+        return all(member in self._good for member in stripe.members if member is not None)
+
     def _encoded(self, key: str) -> tuple[Descriptor, Bits]:
-        bits, dtype = self._region(key), codec_dtype(self._manifest.chunks[key].dtype)
+        if key in self._manifest.chunks:
+            bits, dtype = self._region(key), codec_dtype(self._manifest.chunks[key].dtype)
+        else:
+            assert self._manifest.layout is not None
+            members = [m for m in self._manifest.layout.position[key][0].members if m is not None]
+            bits = combine(map(self._region, members), np.empty(self._manifest.nbytes_of(key), np.uint8))
+            dtype = parity_dtype(self._manifest.chunks[m].dtype for m in members)
         payload = PrefixIndex(dtype=dtype).encode(bits)
         crc = checksum(payload)
         return Descriptor(key, dtype, bits.size, self._manifest.digests[key], crc, payload.nbytes), payload

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
-from fastcheck_dask.engine.plan import jobs_for_objects
+from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.save import (
     JOB_BYTES,
     Base,
@@ -24,7 +24,7 @@ from fastcheck_dask.engine.save import (
     send_jobs,
     together,
 )
-from fastcheck_dask.errors import NodeUnavailableError, ShardUnavailableError, StaleBaseError, TierError
+from fastcheck_dask.errors import FastCheckError, TierError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -79,13 +79,15 @@ class Persister:
         """
         directory = directory_name(manifest.generation, manifest.tag)
         if await asyncio.to_thread(self._prepare, directory, manifest.token):
-            written, left = await self._write_by_nodes(manifest, record, directory)
+            causes: list[str] = []
+            written, left = await self._write_by_nodes(manifest, record, directory, causes)
             by_host = 0
             if left:
                 if source is None:
                     raise TierError(
-                        f"generation {manifest.generation}: {len(left)} chunks (first {left[0]}) are with no "
-                        "storage node that answers, and not in shared memory; it cannot be persisted"
+                        f"generation {manifest.generation}: {len(left)} chunks (first {left[0]}) could be "
+                        "written by no storage node, and are not in shared memory; it cannot be persisted. "
+                        f"Causes: {'; '.join(causes) or 'the nodes have no intact copy'}"
                     )
                 by_host = await self.write_from_slot(source, left, directory)
             await asyncio.to_thread(self.publish, manifest, data)
@@ -143,18 +145,24 @@ class Persister:
         return written
 
     async def _write_by_nodes(
-        self, manifest: Manifest, record: CommitRecord, directory: str
+        self, manifest: Manifest, record: CommitRecord, directory: str, causes: list[str]
     ) -> tuple[int, list[str]]:
         """Have each data shard written by its node; return the bytes, and the chunks that no node wrote."""
         if manifest.layout is None or not record.nodes:
             return 0, list(manifest.chunks)
         results = await together(
-            self._write_shard(manifest, shard, record, directory) for shard in range(manifest.layout.shards)
+            self._write_shard(manifest, shard, record, directory, causes)
+            for shard in range(manifest.layout.shards)
         )
         return sum(r[0] for r in results), [key for r in results for key in r[1]]
 
     async def _write_shard(
-        self, manifest: Manifest, shard: int, record: CommitRecord, directory: str
+        self,
+        manifest: Manifest,
+        shard: int,
+        record: CommitRecord,
+        directory: str,
+        causes: list[str],
     ) -> tuple[int, list[str]]:
         assert manifest.layout is not None
         keys = list(manifest.layout.keys_of(shard))
@@ -169,7 +177,7 @@ class Persister:
         try:
             await client.pin(**identity)
             try:
-                for batch in _batches(keys, manifest):
+                for batch in batches_of(keys, manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
                     nbytes, lacking = await client.persist(
                         **identity, location=self._location, directory=directory, keys=batch
                     )
@@ -178,7 +186,9 @@ class Persister:
                     done += len(batch)
             finally:
                 await client.unpin(**identity)
-        except (NodeUnavailableError, ShardUnavailableError, StaleBaseError) as error:
+        except FastCheckError as error:
+            # Whatever kept the node from it: the host tries, and fails by itself where the object tier does.
+            causes.append(f"shard {shard}: {error}")
             log.warning(
                 "generation %d, shard %d: %s; the training host writes its chunks",
                 manifest.generation,
@@ -188,17 +198,3 @@ class Persister:
         finally:
             await client.close()
         return written, missing + keys[done:]
-
-
-def _batches(keys: list[str], manifest: Manifest) -> Iterable[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for key in keys:
-        nbytes = manifest.sizes[key]
-        if batch and size + nbytes > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(key)
-        size += nbytes
-    if batch:
-        yield batch

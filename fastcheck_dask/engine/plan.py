@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastcheck_dask.layout.chunks import ArraySpec, Chunk, Placement
 from fastcheck_dask.layout.dtypes import codec_dtype, itemsize_of
 from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
 
+#: Chunks that a message to one node carries or names: their descriptors have to fit its header.
+MESSAGE_CHUNKS = 512
 #: A range of a slot's data: offset and length in bytes.
 Piece = tuple[int, int]
 
@@ -75,12 +77,13 @@ def jobs_for_peers(
     whole : collection of str
         Keys that their node has no base for.
     budget_bytes : int
-        A job ends when its raw bytes reach this.
+        Most raw bytes of a job, unless a single stripe has more.
 
     Yields
     ------
     Job
-        Together they hold every chunk and every parity chunk exactly once.
+        Together they hold every chunk and every parity chunk exactly once; a job has at most
+        `MESSAGE_CHUNKS` of a shard.
     """
     assert content.layout is not None
     yield from _batched(_stripe_tasks(content, base, whole), budget_bytes)
@@ -94,16 +97,37 @@ def jobs_for_objects(
     yield from _batched(([_data_task(content, key, 0, None)] for key in chosen), budget_bytes)
 
 
+def batches_of(
+    keys: Iterable[str], nbytes_of: Callable[[str], int], *, budget_bytes: int
+) -> Iterator[list[str]]:
+    """Split keys, in their order, into what one message to a node may name.
+
+    Each has at most `budget_bytes` raw bytes (or one chunk that has more) and `MESSAGE_CHUNKS` keys.
+    """
+    batch: list[str] = []
+    size = 0
+    for key in keys:
+        nbytes = nbytes_of(key)
+        if batch and (size + nbytes > budget_bytes or len(batch) == MESSAGE_CHUNKS):
+            yield batch
+            batch, size = [], 0
+        batch.append(key)
+        size += nbytes
+    if batch:
+        yield batch
+
+
 def _batched(groups: Iterable[Sequence[Task]], budget_bytes: int) -> Iterator[Job]:
     waiting: list[Task] = []
-    size = 0
+    size = count = 0
     for group in groups:
         group_size = sum(task.nbytes for task in group)
-        if waiting and size + group_size > budget_bytes:
+        if waiting and (size + group_size > budget_bytes or count == MESSAGE_CHUNKS):
             yield Job(tuple(waiting))
-            waiting, size = [], 0
+            waiting, size, count = [], 0, 0
         waiting += group
         size += group_size
+        count += 1
     if waiting:
         yield Job(tuple(waiting))
 
@@ -140,8 +164,6 @@ def _parity_task(
     content: Content, stripe: Stripe, nbytes: int, base: Content | None, before: Stripe | None
 ) -> Task:
     members = [key for key in stripe.members if key is not None]
-    widths = {itemsize_of(content.chunks[key].dtype) for key in members}
-    width = widths.pop() if len(widths) == 1 else 1
     pieces: tuple[Piece, ...] | None = None
     if base is not None and before is not None:
         # Beyond the new parity's end the old one does not matter: what was there has vanished.
@@ -153,8 +175,15 @@ def _parity_task(
     return Task(
         stripe.parity_key,
         content.layout.shards,
-        f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8",
+        parity_dtype(content.chunks[key].dtype for key in members),
         nbytes,
         tuple(content.piece(key) for key in members),
         pieces,
     )
+
+
+def parity_dtype(dtypes: Iterable[str]) -> str:
+    """Return the dtype by which the codecs split a parity chunk: words as wide as all members have."""
+    widths = {itemsize_of(dtype) for dtype in dtypes}
+    width = widths.pop() if len(widths) == 1 else 1
+    return f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8"

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from fastcheck_dask.ids import parse_directory_name
 from fastcheck_dask.layout.chunks import ArraySpec, place
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.state import select, unflatten
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
 from fastcheck_dask.tiers.peer import PeerClient
 
@@ -85,16 +86,19 @@ class Recovery:
         ------
         CheckpointNotFoundError, UnrecoverableError, LayoutError
         """
-        found = self._candidates(records)
-        if not found and tag is None:
+        survey, unlisted = self._survey()
+        found = self._candidates(records, survey)
+        chosen = self._chosen(found, tag, unlisted)
+        if not chosen:
             self._refuse_unmarked()
             return None
-        chosen = found if tag is None else [with_tag(found, tag)]
-        skipped: list[str] = []
+        skipped = [] if tag is not None else _damaged_above(survey, chosen[0].generation)
         for candidate in chosen:
             fill = free_slot if include is None and candidate is found[0] else None
+            # What a fallback may need is given up only when the newer checkpoint is there.
+            late = any(other.slot == fill for other in found)
             try:
-                return await self._load_one(candidate, include, fill, skipped)
+                return await self._load_one(candidate, include, skipped, fill=fill, late=late)
             except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
                 if tag is not None:
                     raise
@@ -103,14 +107,35 @@ class Recovery:
                 skipped.append(why)
         raise UnrecoverableError("every committed checkpoint of the run", tuple(skipped))
 
-    def _candidates(self, records: Sequence[CommitRecord]) -> list[Candidate]:
+    def _survey(self) -> tuple[Survey, TierError | None]:
+        """List the object tier; an error of it is returned, since the other tiers may do without."""
+        if self._folder is None:
+            return Survey((), ()), None
+        try:
+            return self._folder.survey(), None
+        except TierError as error:
+            log.warning("the checkpoints of the object tier cannot be listed: %s", error)
+            return Survey((), ()), error
+
+    @staticmethod
+    def _chosen(found: list[Candidate], tag: str | None, unlisted: TierError | None) -> list[Candidate]:
+        """Return what may be loaded, in order; nothing only if it is sure that nothing was ever saved."""
+        known = [c for c in found if tag is None or c.tag == tag]
+        if not known and unlisted is not None:
+            raise UnrecoverableError(
+                "whatever the object tier holds (the other tiers know of no such checkpoint)",
+                (str(unlisted),),
+            ) from unlisted
+        return known if tag is None else [with_tag(found, tag)]
+
+    def _candidates(self, records: Sequence[CommitRecord], survey: Survey) -> list[Candidate]:
         statuses: dict[int, SlotStatus] = {}
         for number, slot in enumerate(self._local.slots):
             try:
                 statuses[number] = slot.status
             except FastCheckError as error:
                 log.warning("%s", error)
-        return candidates(records, self._folder.committed() if self._folder else (), statuses)
+        return candidates(records, survey.committed, statuses)
 
     def _refuse_unmarked(self) -> None:
         """Say so, and do not let training start anew, where data lie without any record of a commit."""
@@ -123,19 +148,27 @@ class Recovery:
         names = sorted(name for name in complete if parse_directory_name(name))
         if names:
             raise UnrecoverableError(
-                f"the run (complete checkpoints are there, {', '.join(names[:4])}, but no commit marker of any)",
+                f"the run (complete checkpoints are there, {', '.join(names[:4])}, but no commit marker)",
                 ("put .fastcheck/ back beside them, or move them away to start anew",),
             )
 
     async def _load_one(
-        self, candidate: Candidate, include: str | list[str] | None, fill: int | None, skipped: list[str]
+        self,
+        candidate: Candidate,
+        include: str | list[str] | None,
+        skipped: list[str],
+        *,
+        fill: int | None,
+        late: bool,
     ) -> Recovered:
         started = time.monotonic()
         manifest = await self._manifest(candidate)
         paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
         arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
         report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
-        memory = self._memory(candidate, manifest, arrays, fill, whole=include is None)
+        memory = self._memory(
+            manifest, arrays, slot=candidate.slot, whole=include is None, fill=fill, late=late
+        )
         loader = ChunkLoader(
             manifest,
             memory.region,
@@ -149,11 +182,11 @@ class Recovery:
             if candidate.slot is not None:
                 loader.take_local(keys, _slot_region(self._local, candidate.slot, manifest))
             await loader.load(keys)
+            state = unflatten(tree, memory.hand_over, arrays=arrays)
         except BaseException:
             memory.abandon()
             raise
-        filled = memory.keep(manifest)
-        state = unflatten(tree, memory.hand_over, arrays=arrays)
+        filled = _kept(memory, manifest)
         report.seconds = time.monotonic() - started
         log.info(
             "generation %d (%s) loaded from %s: %d bytes in %.3f s",
@@ -167,17 +200,20 @@ class Recovery:
 
     def _memory(
         self,
-        candidate: Candidate,
         manifest: Manifest,
         arrays: list[ArraySpec],
-        fill: int | None,
         *,
+        slot: int | None,
         whole: bool,
+        fill: int | None,
+        late: bool,
     ) -> _Memory:
-        if candidate.slot is not None and whole:
-            return _SlotMemory(self._local, candidate.slot, manifest)
-        if fill is not None and candidate.slot is None:
+        if slot is not None and whole:
+            return _SlotMemory(self._local, slot, manifest)
+        if fill is not None and slot is None:
             try:
+                if late:
+                    return _LateFilledSlot(self._local, fill, manifest)
                 return _FilledSlot(self._local, fill, manifest)
             except TierError as error:
                 log.warning("the checkpoint is not kept in shared memory: %s", error)
@@ -215,6 +251,26 @@ class Recovery:
         raise UnrecoverableError(
             f"the manifest of generation {candidate.generation} ({candidate.tag})", tuple(causes)
         )
+
+
+def _damaged_above(survey: Survey, generation: int) -> list[str]:
+    """Say which newer checkpoints there may be, of which only the damaged marker is known."""
+    names = ((marker, parse_directory_name(Path(marker.path).stem)) for marker in survey.damaged)
+    return [
+        f"generation {name[0]} ({name[1]}): its commit marker cannot be read: {marker.reason}"
+        for marker, name in names
+        if name is not None and name[0] > generation
+    ]
+
+
+def _kept(memory: _Memory, manifest: Manifest) -> int | None:
+    """Keep what was loaded in its slot; a load does not fail because that does."""
+    try:
+        return memory.keep(manifest)
+    except FastCheckError as error:
+        log.warning("the checkpoint is not kept in shared memory: %s", error)
+        memory.abandon()
+        return None
 
 
 def _checked(manifest: Manifest, candidate: Candidate) -> Manifest:
@@ -312,3 +368,23 @@ class _FilledSlot(_SlotMemory):
 
     def abandon(self) -> None:
         self._slot.clear()
+
+
+class _LateFilledSlot(_PlainMemory):
+    """Memory of the process, copied into a slot once all is there: until then the slot's own stays."""
+
+    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
+        super().__init__(manifest, list(manifest.arrays))
+        self._local, self._number = local, number
+        self._handed_over: dict[str, Bits] = {}
+
+    def hand_over(self, spec: ArraySpec) -> Bits:
+        bits = self._handed_over[spec.path] = super().hand_over(spec)
+        return bits
+
+    def keep(self, manifest: Manifest) -> int | None:
+        slot = _FilledSlot(self._local, self._number, manifest)
+        for chunk in manifest.chunks.values():
+            bits = self._handed_over[chunk.path]
+            np.copyto(slot.region(chunk.key), bits[chunk.offset : chunk.offset + chunk.nbytes])
+        return slot.keep(manifest)

@@ -86,7 +86,7 @@ class Snapshot:
     created_unix: float
     tree: Any
     content: Content
-    #: What is inline in the tree counts too.
+    #: Of all arrays; what is inline in the tree does not count.
     raw_bytes: int
 
 

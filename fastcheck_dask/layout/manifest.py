@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
+from fastcheck_dask.ids import check_name
 from fastcheck_dask.layout.chunks import MAX_DIMENSIONS, ArraySpec, Chunk, is_contiguous
 from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
@@ -146,6 +147,8 @@ class Manifest:
                 raise CorruptDataError(f"{len(self.nodes)} nodes for {self.layout.nodes_wanted} shards")
             if self.layout.parity:
                 expected |= {s.parity_key for s in self.layout.stripes}
+        elif self.nodes:
+            raise CorruptDataError(f"{len(self.nodes)} nodes and no layout")
         if set(self.digests) != expected:
             raise CorruptDataError("the digests do not name every chunk exactly once")
 
@@ -242,9 +245,10 @@ def _build(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
         digests.update(zip((c.key for c in spec.chunks), of_spec, strict=True))
     layout = None if document["layout"] is None else _layout(document["layout"], digests)
     return cls(
-        run=_text(document["run"], "run"),
+        # Both become parts of paths in the tiers.
+        run=check_name(document["run"], "run"),
         generation=_natural(document["generation"], "generation"),
-        tag=_text(document["tag"], "tag"),
+        tag=check_name(document["tag"], "tag"),
         token=_text(document["token"], "token"),
         created_unix=_moment(document["created_unix"]),
         tree=document["tree"],

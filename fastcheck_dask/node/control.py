@@ -68,7 +68,7 @@ async def _run_worker(
         await worker
         port = worker.port
         logger.info("node %s registered with %s as %s", name, scheduler, worker.address)
-        await worker.finished()  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+        await worker.finished()  # type: ignore[no-untyped-call]
     finally:
         # A task that is merging cannot be cancelled, and need not be waited for.
         with suppress(TimeoutError, OSError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from fastcheck_dask.node.entries import Chain, Entry
+from fastcheck_dask.node.entries import Chain, Entry, extend
 from fastcheck_dask.tiers.wire import Bits
 
 Name = tuple[int, str]
@@ -89,6 +90,19 @@ class Staged:
         for entry in self.entries.values():
             yield entry.payload
 
+    def on(self, base: Generation | None) -> tuple[Generation, list[str]]:
+        """Return the generation that this becomes when committed, and the keys whose base was lost."""
+        assert self.manifest is not None
+        new = Generation(self.number, self.token, self.manifest, {}, {}, set())
+        lost = []
+        for key, entry in self.entries.items():
+            new.wanted[key] = (entry.descriptor.digest, entry.descriptor.raw_nbytes)
+            chain = extend(None if base is None else base.chains.get(key), entry)
+            new.replace(key, chain)
+            if chain is None:
+                lost.append(key)
+        return new, lost
+
 
 @dataclass(eq=False)
 class Run:
@@ -118,6 +132,21 @@ class Run:
         if self.committed is None:
             return 0
         return max((len(self.committed.chains[key]) - 1 for key in self.committed.pending), default=0)
+
+    def arrays(self) -> Iterator[Bits]:
+        """Yield every array that is held, once for each generation and save that holds it."""
+        for held in self.generations():
+            yield from held.arrays()
+        for staged in self.staged.values():
+            yield from staged.arrays()
+
+    def holds(self) -> dict[str, Any]:
+        """Return the names of everything that is held, as plain values."""
+        return {
+            "committed": None if self.committed is None else list(self.committed.name),
+            "staged": [[*s.name, s.prepared] for s in self.staged.values()],
+            "pins": [list(g.name) for g in self.pins],
+        }
 
     def described(self) -> str:
         """Say in words what is held, for error messages."""

@@ -60,10 +60,13 @@ class StoragePlugin(WorkerPlugin):
         # Not an extension: a heartbeat from one without a twin on the scheduler closes the worker.
         worker.metrics["fastcheck"] = metrics
         _queues[self._node] = self._queue
+        self._queue.remove_trigger(self.submit)
         self._queue.add_trigger(self.submit)
 
-    def teardown(self, worker: Worker) -> None:  # noqa: ARG002
-        """Leave a worker that closes."""
+    def teardown(self, worker: Worker) -> None:
+        """Leave a worker that closes; a worker that closes late does not take the next one's place."""
+        if worker is not self._worker:
+            return
         self._queue.remove_trigger(self.submit)
         if _queues.get(self._node) is self._queue:
             del _queues[self._node]

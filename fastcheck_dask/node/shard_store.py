@@ -19,7 +19,7 @@ from fastcheck_dask.errors import (
     TierFullError,
 )
 from fastcheck_dask.layout.manifest import digest_of_manifest
-from fastcheck_dask.node.entries import Chain, Entry, Ledger, accept, accept_whole, extend, is_intact, merge
+from fastcheck_dask.node.entries import Chain, Entry, Ledger, accept, accept_whole, is_intact, merge
 from fastcheck_dask.node.generations import Generation, Name, Run, Staged
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.wire import Bits
@@ -95,12 +95,7 @@ class ShardStore:
     def holds(self, run: str) -> dict[str, Any]:
         """Return the generations of a run: committed, staged and pinned."""
         with self._lock:
-            state = self._runs.get(run) or Run()
-            return {
-                "committed": None if state.committed is None else list(state.committed.name),
-                "staged": [[*s.name, s.prepared] for s in state.staged.values()],
-                "pins": [list(g.name) for g in state.pins],
-            }
+            return (self._runs.get(run) or Run()).holds()
 
     # ---- saving
 
@@ -189,8 +184,7 @@ class ShardStore:
     def commit(self, run: str, generation: int, token: str) -> None:
         """Make a prepared save the committed generation. Idempotent."""
         with self._lock:
-            state = self._runs.get(run)
-            deep = state is not None and state.depth() >= PENDING_LIMIT
+            deep = (self._runs.get(run) or Run()).depth() >= PENDING_LIMIT
         if deep and not self._is_committed(run, token):
             self.drain(run)
         with self._lock:
@@ -208,9 +202,8 @@ class ShardStore:
         """Drop a staged save; nothing happens if there is none."""
         with self._lock:
             state = self._runs.get(run)
-            staged = None if state is None else state.staged.get(token)
-            if state is not None and staged is not None:
-                self._drop_staged(run, state, staged)
+            if state is not None and token in state.staged:
+                self._drop_staged(run, state, state.staged[token])
 
     # ---- reading
 
@@ -301,8 +294,7 @@ class ShardStore:
     def pin(self, run: str, generation: int, token: str) -> None:
         """Keep a generation readable whatever is committed later; its waiting deltas are merged now."""
         with self._lock:
-            held = self._readable(run, (generation, token))
-            state = self._runs[run]
+            held, state = self._readable(run, (generation, token)), self._runs[run]
             if held not in state.pins:
                 state.pins.append(held)
             if len(state.pins) > PIN_LIMIT:
@@ -321,10 +313,7 @@ class ShardStore:
         with self._lock:
             state = self._runs.pop(run, None)
             if state is not None:
-                for held in state.generations():
-                    self._ledger.let_go(held.arrays())
-                for staged in state.staged.values():
-                    self._ledger.let_go(staged.arrays())
+                self._ledger.let_go(state.arrays())
 
     # ---- merging
 
@@ -395,8 +384,8 @@ class ShardStore:
 
     def _is_committed(self, run: str, token: str) -> bool:
         with self._lock:
-            state = self._runs.get(run)
-            return state is not None and state.committed is not None and state.committed.token == token
+            committed = (self._runs.get(run) or Run()).committed
+            return committed is not None and committed.token == token
 
     def _staged(self, run: str, token: str) -> tuple[Run, Staged]:
         state = self._runs.get(run) or Run()
@@ -459,14 +448,9 @@ class ShardStore:
                 f"node {self.name} cannot commit generation {staged.number} of {run}: its base is generation "
                 f"{staged.base[0]} ({staged.base[1]}), it holds {state.described()}"
             )
-        assert staged.manifest is not None
-        new = Generation(staged.number, staged.token, staged.manifest, {}, {}, set())
-        for key, entry in staged.entries.items():
-            new.wanted[key] = (entry.descriptor.digest, entry.descriptor.raw_nbytes)
-            chain = extend(None if base is None else base.chains.get(key), entry)
-            new.replace(key, chain)
-            if chain is None:
-                self._log_loss(run, staged.number, key, "the base of its delta was lost meanwhile")
+        new, lost = staged.on(base)
+        for key in lost:
+            self._log_loss(run, staged.number, key, "the base of its delta was lost meanwhile")
         self._ledger.hold(new.arrays())
         state.committed = new
         self._drop_staged(run, state, staged)

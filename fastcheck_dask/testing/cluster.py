@@ -78,7 +78,15 @@ class StorageCluster:
         """Start a Dask scheduler and return its address."""
         process = self._popen(
             "scheduler",
-            ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+            [
+                "-m",
+                "distributed.cli.dask_scheduler",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--no-dashboard",
+            ],
         )
         self._children["scheduler"] = _Child(process, "")
         line = self._line("scheduler", process, "Scheduler at:")

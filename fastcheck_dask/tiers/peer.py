@@ -82,7 +82,7 @@ class PeerClient:
 
     async def ping(self) -> dict[str, Any]:
         """Return name, used_bytes, limit_bytes, pending, and runs: each with [generation, token] or None."""
-        return await self._request({"op": "ping"})
+        return _fields(await self._request({"op": "ping"}))
 
     async def begin(
         self,
@@ -137,7 +137,7 @@ class PeerClient:
 
     async def holds(self, run: str) -> dict[str, Any]:
         """Return what the node has of a run: committed, staged and pins."""
-        return await self._request({"op": "holds", "run": run})
+        return _fields(await self._request({"op": "holds", "run": run}))
 
     async def manifest(self, run: str, generation: int, token: str) -> Bits:
         """Return the bytes of a manifest."""
@@ -295,6 +295,10 @@ class PeerClient:
 
 def _at(op: str, run: str, generation: int, token: str) -> dict[str, Any]:
     return {"op": op, "run": run, "generation": generation, "token": token}
+
+
+def _fields(reply: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reply.items() if name not in ("status", "frames")}
 
 
 def _keys(reply: dict[str, Any], name: str) -> list[str]:

@@ -234,6 +234,15 @@ def test_commit_claim_given_back_is_fenced(coordinator, record):
     assert coordinator.latest("run-1") is None
 
 
+def test_commit_earlier_claim_of_same_session_is_fenced(coordinator, record):
+    earlier = coordinator.claim("run-1", "a")
+    earlier.close()
+    now = coordinator.claim("run-1", "a")
+    with pytest.raises(FencedError):
+        coordinator.commit(record(), earlier)
+    assert coordinator.commit(record(), now) == record()
+
+
 def test_commit_claim_of_another_session_is_fenced(coordinator, other, record):
     claim = coordinator.claim("run-1", "a")
     with pytest.raises(FencedError):

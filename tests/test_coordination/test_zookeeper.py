@@ -130,6 +130,51 @@ def test_fence_moved_while_session_was_away_claim_is_lost(coordinator, plain, re
     claim.close()
 
 
+def test_claim_overtaken_while_it_comes_back_is_lost(coordinator, plain, record, monkeypatch, eventually):
+    claim = coordinator.claim("run-1", "a")
+    whole = client.Session.transact
+
+    def overtaken(session, what, build, *, deadline):
+        plain.set("/runs/run-1/fence", b"")
+        return whole(session, what, build, deadline=deadline)
+
+    monkeypatch.setattr(client.Session, "transact", overtaken)
+    expire(coordinator)
+    eventually(lambda: claim.lost)
+    assert owner_session(plain, "/runs/run-1/owner") is None
+
+
+def test_registration_that_cannot_come_back_at_once_is_tried_again(
+    coordinator, plain, node, monkeypatch, eventually, caplog
+):
+    coordinator.register(node("a"))
+    whole, failed = client.Session.attempt, []
+
+    def attempt(session, description, call, *, deadline):
+        if description.startswith("creating") and len(failed) < 3:
+            failed.append(description)
+            raise CoordinationError("refused for a while")
+        return whole(session, description, call, deadline=deadline)
+
+    monkeypatch.setattr(client.Session, "attempt", attempt)
+    before = owner_session(plain, "/nodes/a")
+    expire(coordinator)
+    eventually(lambda: owner_session(plain, "/nodes/a") not in (None, before))
+    assert len(failed) == 3
+    assert caplog.text.count("refused for a while") == 1
+
+
+def test_registration_updated_name_taken_by_another_session_is_refused(coordinator, plain, node):
+    registration = coordinator.register(node("a"))
+    data = plain.get("/nodes/a")[0]
+    plain.delete("/nodes/a")
+    plain.create("/nodes/a", data, ephemeral=True)
+    with pytest.raises(CoordinationError, match="taken by another process"):
+        registration.update(node("a", state="draining"))
+    registration.close()
+    assert plain.get("/nodes/a")[0] == data
+
+
 # The server is away
 
 

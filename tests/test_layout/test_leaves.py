@@ -274,6 +274,12 @@ def test_leaf_that_could_not_come_back_is_refused_by_name(make, named):
     assert caught.value.advice
 
 
+def test_distributed_tensor_is_refused_with_advice_of_its_own():
+    kind = type("DTensor", (torch.Tensor,), {})
+    with pytest.raises(UnsupportedLeafError, match="full_tensor"):
+        leaves.describe(torch.ones(3).as_subclass(kind), "w")
+
+
 def test_identity_of_two_views_is_equal_only_for_the_same_elements():
     big = torch.arange(20.0)
     complex_one = torch.ones(3, dtype=torch.complex64)

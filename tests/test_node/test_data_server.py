@@ -157,11 +157,9 @@ def test_repair_quarantine_pin_and_drop_over_the_wire(
         await client.abort("run", "nothing")
         await client.drop("run")
         assert await client.holds("run") == {
-            "status": "ok",
             "committed": None,
             "staged": [],
             "pins": [],
-            "frames": [],
         }
 
     with_client(serve(store), use)

@@ -248,7 +248,8 @@ def test_scheduler_killed_and_restarted_costs_no_data(
         assert read(address, 3, chunks) == state.tobytes()
         # Stock ways to end a worker do not end the node.
         client.retire_workers(names=["node-1"])
-        until(lambda: (worker_of(client) or {}).get("id", worker["id"]) != worker["id"])
+        here = "local_directory"  # each worker has one of its own
+        until(lambda: (worker_of(client) or worker)[here] != worker[here])
         assert read(address, 3, chunks) == state.tobytes()
     assert node.child.poll() is None
 
@@ -259,7 +260,8 @@ def test_merge_runs_as_a_task_that_the_scheduler_shows(
 ) -> None:
     port = free_port()
     start_scheduler(port)
-    address = start_node(scheduler=f"tcp://127.0.0.1:{port}").address()
+    node = start_node(scheduler=f"tcp://127.0.0.1:{port}")
+    address = node.address()
     with Client(f"tcp://127.0.0.1:{port}") as client:
         until(lambda: worker_of(client))
 
@@ -271,7 +273,10 @@ def test_merge_runs_as_a_task_that_the_scheduler_shows(
         save(address, 2, [chunks.delta("a", state, old)], base=(1, token))
         assert until(lambda: client.run_on_scheduler(prefixes)) == ["fastcheck-merge"]
         until(lambda: pending(address) == 0)
-    assert read(address, 2, chunks) == state.tobytes()
+        assert read(address, 2, chunks) == state.tobytes()
+        node.child.send_signal(signal.SIGTERM)
+        assert node.child.wait(10) == 0
+        until(lambda: worker_of(client) is None)
 
 
 def test_stopped_node_is_unavailable_in_time(start_node: Any, chunks: Any) -> None:

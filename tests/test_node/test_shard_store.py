@@ -37,8 +37,7 @@ def held_bytes(store: ShardStore) -> int:
     """Count anew what the ledger should say."""
     arrays = {}
     for run in store._runs.values():
-        for held in [*run.generations(), *run.staged.values()]:
-            arrays |= {id(a): a.nbytes for a in held.arrays()}
+        arrays |= {id(array): array.nbytes for array in run.arrays()}
     return sum(arrays.values())
 
 

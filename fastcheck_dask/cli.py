@@ -1,0 +1,246 @@
+"""The commands ``fastcheck`` and ``dask fastcheck``.
+
+Modules are imported inside the functions: help, completion and complaints about a wrong value shall not wait
+for Dask, and `dask` itself loads this module whatever command is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastcheck_dask.errors import ConfigError, FastCheckError
+from fastcheck_dask.version import __version__
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\Z")
+
+
+class _OneLineError(click.ClickException):
+    """An error that is shown as one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class _WrongValueError(_OneLineError):
+    """An option has a value that it cannot have."""
+
+    exit_code = 2
+
+
+class _Command(click.Command):
+    """Says in one line what is wrong: exit status 2 for a value, 1 for an error of FastCheck."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments."""
+        try:
+            return super().make_context(info_name, args, parent=parent, **extra)
+        except click.UsageError as error:
+            raise _WrongValueError(error.format_message()) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _WrongValueError(error.format_message()) from error
+        except FastCheckError as error:
+            raise _OneLineError(str(error)) from error
+
+
+class _Group(click.Group):
+    """A group of such commands."""
+
+    command_class = _Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown one is named in one line."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise _WrongValueError(error.format_message()) from error
+
+
+def _checked_name(_ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from fastcheck_dask.ids import check_name
+
+    if value is None:
+        return None
+    try:
+        return check_name(value, f"--{parameter.name}")
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _checked_coordinator(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from fastcheck_dask.coordination.connect import sqlite_path, zookeeper_place
+
+    try:
+        if value.startswith("sqlite:"):
+            sqlite_path(value)
+        else:
+            zookeeper_place(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def _checked_scheduler(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.match(r"(tcp|tls|ws|wss|ucx|inproc)://.+|[^/:]+:\d+\Z", value):
+        raise click.BadParameter(f"an address like tcp://host:8786 is wanted; got {value!r}")
+    return value
+
+
+def _checked_memory(_ctx: click.Context, _parameter: click.Parameter, value: str) -> int:
+    try:
+        return parse_memory(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def parse_memory(text: str) -> int:
+    """Return a number of bytes.
+
+    Parameters
+    ----------
+    text : str
+        A size (``"2GiB"``), or a share of what this machine or its container may use (``"50%"``).
+
+    Raises
+    ------
+    ConfigError
+        If it is neither, or less than one byte, or a share above 100 %.
+    """
+    from dask.utils import parse_bytes
+
+    share = _SHARE.match(text.strip())
+    if share is not None:
+        # It knows of cgroups and of ulimit, too.
+        from distributed.system import MEMORY_LIMIT
+
+        if not 0 < float(share[1]) <= 100:
+            raise ConfigError(f"a share of the memory is more than 0% and at most 100%; got {text!r}")
+        return max(1, int(MEMORY_LIMIT * float(share[1]) / 100))
+    try:
+        size = parse_bytes(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"a size like 2GiB or a share like 50% is wanted; got {text!r}") from error
+    if size < 1:
+        raise ConfigError(f"at least one byte is wanted; got {text!r}")
+    return int(size)
+
+
+def default_node_name() -> str:
+    """Return a name that no other live node has: host and process id."""
+    host = re.sub(r"[^A-Za-z0-9._=+-]", "-", socket.gethostname()).lstrip("._=+-")[:100]
+    return f"{host or 'node'}-{os.getpid()}"
+
+
+@click.command(cls=_Command)
+@click.option(
+    "--scheduler", callback=_checked_scheduler, help="Dask scheduler (tcp://host:8786); it may come later."
+)
+@click.option(
+    "--coordinator",
+    required=True,
+    callback=_checked_coordinator,
+    help="sqlite:///path/coord.db for one machine, zk://host:port/root for a cluster.",
+)
+@click.option(
+    "--memory",
+    default="50%",
+    show_default=True,
+    callback=_checked_memory,
+    help="What checkpoints may take: a size (2GiB), or a share of the machine (50%).",
+)
+@click.option("--name", callback=_checked_name, help="Name of the node.  [default: host and process id]")
+@click.option("--rack", default="default", show_default=True, callback=_checked_name, help="Its rack.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Data port; 0 for any."
+)
+@click.option("--insecure", is_flag=True, help="Listen on other than loopback: the network is trusted.")
+def storage(
+    scheduler: str | None,
+    *,
+    coordinator: str,
+    memory: int,
+    name: str | None,
+    rack: str,
+    host: str,
+    port: int,
+    insecure: bool,
+) -> None:
+    """Run a storage node until SIGTERM or Ctrl-C."""
+    from fastcheck_dask.node.process import run_storage
+    from fastcheck_dask.tiers.wire import listen_address
+
+    try:
+        listen_address(host, port, insecure=insecure)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="--host") from error
+    run_storage(
+        scheduler,
+        coordinator,
+        memory_bytes=memory,
+        name=name or default_node_name(),
+        rack=rack,
+        host=host,
+        port=port,
+        insecure=insecure,
+    )
+
+
+@click.command(cls=_Command)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fastcheck-demo"),
+    show_default=True,
+    help="Folder for the plot, the summary and, with --keep, the checkpoints.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the trainings.")
+@click.option("--keep", is_flag=True, help="Keep the checkpoints and the logs.")
+@click.option("--quick", is_flag=True, help="Small networks and few steps.")
+@click.pass_context
+def demo(ctx: click.Context, *, out: Path, seed: int, keep: bool, quick: bool) -> None:
+    """Train two networks, kill their machines, recover, and compare bit for bit.
+
+    Runs a Dask scheduler, five storage nodes and the trainings on this machine. Exit status 1 if the runs
+    with failures do not end exactly as those without.
+    """
+    from fastcheck_dask.demo.command import run_demo
+
+    ctx.exit(0 if run_demo(out, seed=seed, keep=keep, quick=quick) else 1)
+
+
+@click.group(cls=_Group)
+@click.version_option(__version__, prog_name="fastcheck")
+def main() -> None:
+    """Checkpoints in three tiers: shared memory, storage nodes with parity, object storage."""
+
+
+main.add_command(demo)
+main.add_command(storage)
+
+
+@click.group(name="fastcheck", cls=_Group)
+@click.version_option(__version__, prog_name="fastcheck")
+def dask_group() -> None:
+    """Checkpoints in the memory of storage nodes."""
+
+
+dask_group.add_command(storage)
+
+
+if __name__ == "__main__":
+    main(prog_name="fastcheck")

@@ -1,0 +1,1 @@
+"""The demonstration: train, kill, recover, compare bit for bit."""

@@ -1,0 +1,130 @@
+"""What is shown at the end: tables, and a summary for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fastcheck_dask.demo.results import COMPARED, Outcome, Recovery, tier_row
+from fastcheck_dask.demo.scenario import TITLES
+
+_TIERS = {"local": "local (shared memory)", "peers": "peers (3 data + parity)", "object": "object (folder)"}
+_TIMES = {"local": "stall", "peers": "save", "object": "persist"}
+
+
+def write_summary(file: Path, outcomes: list[Outcome], *, seed: int, quick: bool, seconds: float) -> bool:
+    """Write everything that was measured as JSON; return whether all came out as it must."""
+    ok = bool(outcomes) and not any(outcome.faults() for outcome in outcomes)
+    summary = {
+        "ok": ok,
+        "seed": seed,
+        "quick": quick,
+        "seconds": seconds,
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "models": {outcome.model: outcome.to_dict() for outcome in outcomes},
+    }
+    file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return ok
+
+
+def show(console: Console, outcomes: list[Outcome]) -> None:
+    """Show the tables and the verdict."""
+    console.print(_save_table(outcomes))
+    console.print(_recovery_table(outcomes))
+    for outcome in outcomes:
+        _show_verdict(console, outcome)
+
+
+def _save_table(outcomes: list[Outcome]) -> Table:
+    table = Table(title="Saves (medians of one save)", title_justify="left")
+    table.add_column("network")
+    table.add_column("tier")
+    for heading in ("saves", "raw", "sent", "sent/raw", "time"):
+        table.add_column(heading, justify="right")
+    for outcome in outcomes:
+        first = TITLES[outcome.model]
+        for level, title in _TIERS.items():
+            row = tier_row(outcome.saves(), level)
+            if row is None:
+                continue
+            table.add_row(
+                first,
+                title,
+                f"{row['saves']:.0f}",
+                _size(row["raw_bytes"]),
+                _size(row["sent_bytes"]),
+                f"{row['sent_bytes'] / row['raw_bytes']:.0%}",
+                f"{_TIMES[level]} {_time(row['seconds'])}",
+            )
+            first = ""
+        table.add_section()
+    return table
+
+
+def _recovery_table(outcomes: list[Outcome]) -> Table:
+    table = Table(title="Recoveries", title_justify="left")
+    for heading in ("network", "killed", "source"):
+        table.add_column(heading)
+    for heading in ("lost steps", "raw, by source", "received", "recovery", "kill to next step"):
+        table.add_column(heading, justify="right")
+    for outcome in outcomes:
+        first = TITLES[outcome.model]
+        for recovery in outcome.recoveries:
+            table.add_row(first, *_recovery_row(recovery))
+            first = ""
+        table.add_section()
+    return table
+
+
+def _recovery_row(recovery: Recovery) -> list[str]:
+    nodes = recovery.killed[1:]
+    which = f"node {nodes[0]}" if len(nodes) == 1 else f"all {len(nodes)} nodes"
+    return [
+        f"trainer + {which}",
+        recovery.source,
+        f"{recovery.killed_at_step - recovery.step} of {recovery.killed_at_step}",
+        ", ".join(f"{source} {_size(nbytes)}" for source, nbytes in recovery.raw_bytes.items()),
+        _size(recovery.received_bytes),
+        _time(recovery.load_seconds),
+        f"{recovery.back_seconds:.1f} s",
+    ]
+
+
+def _show_verdict(console: Console, outcome: Outcome) -> None:
+    losses = outcome.reference.all_losses
+    title = TITLES[outcome.model]
+    if losses:
+        console.print(
+            f"{title}: loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps", highlight=False
+        )
+    faults = outcome.faults()
+    for fault in faults:
+        console.print(f"  [red]wrong[/]: {fault}", highlight=False, soft_wrap=True)
+    if not faults:
+        digests = outcome.reference.digests or {}
+        same = ", ".join(f"{what} {digests[what][:12]}" for what in COMPARED)
+        console.print(
+            f"  [green]bit for bit the same[/] with and without failures (sha256: {same})",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,310 @@
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcheck_dask.errors import CorruptDataError, UnknownFormatError
+from fastcheck_dask.layout import manifest as module
+from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for
+from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.state import flatten, unflatten
+from fastcheck_dask.layout.stripes import assign, parity_nbytes
+
+FROZEN = pathlib.Path(__file__).parent / "frozen" / "manifest_v1.json"
+
+
+def manifest_of(state, *, shards=2, parity=True, chunk_bytes=100):
+    flat = flatten(state, chunk_bytes=chunk_bytes)
+    sizes = {chunk.key: chunk.nbytes for spec in flat.arrays for chunk in spec.chunks}
+    layout = assign(sizes, shards=shards, parity=parity) if shards else None
+    keys = [*sizes, *(s.parity_key for s in layout.stripes if parity)] if layout else list(sizes)
+    return Manifest(
+        run="run-1",
+        generation=3,
+        tag="epoch1_step7",
+        token="0" * 32,
+        created_unix=1.5,
+        tree=flat.tree,
+        arrays=flat.arrays,
+        digests={key: hashlib.sha256(key.encode()).hexdigest()[:32] for key in keys},
+        layout=layout,
+        nodes=tuple(f"n{i}" for i in range(layout.nodes_wanted)) if layout else (),
+    )
+
+
+STATE = {
+    "model": {"w": np.arange(100.0).reshape(10, 10), "b": np.arange(3.0)},
+    "opt": [np.arange(77.0), 7, (None,)],
+}
+DATA = manifest_of(STATE).to_bytes()
+
+
+def changed(**fields):
+    return json.dumps(json.loads(DATA) | fields).encode()
+
+
+def edited(edit):
+    document = json.loads(DATA)
+    edit(document)
+    return json.dumps(document).encode()
+
+
+STATES = st.dictionaries(
+    st.text(max_size=4), st.integers(0, 60).map(lambda n: np.arange(float(n))), max_size=5
+)
+
+
+@given(STATES, st.integers(0, 4), st.booleans(), st.integers(1, 300))
+def test_manifest_of_any_state_comes_back_with_equal_bytes(state, shards, parity, chunk_bytes):
+    manifest = manifest_of(state, shards=shards, parity=parity, chunk_bytes=chunk_bytes)
+    data = manifest.to_bytes()
+    found = Manifest.from_bytes(data)
+    assert found == manifest
+    assert found.to_bytes() == data
+    assert found.raw_bytes == sum(found.sizes.values())
+    for key in found.digests:
+        stripe = None if manifest.layout is None else manifest.layout.position[key][0]
+        size = manifest.sizes[key] if key in manifest.sizes else parity_nbytes(stripe, manifest.sizes)
+        assert found.nbytes_of(key) == size
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_manifest_in_any_buffer_is_read(kind):
+    assert Manifest.from_bytes(kind(DATA)).tag == "epoch1_step7"
+
+
+def test_manifest_of_a_state_without_arrays_comes_back():
+    manifest = manifest_of({"epoch": 7})
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_frozen_manifest_stays_readable_and_its_bytes_the_same():
+    """Written once by version 1 of the format; never to be regenerated."""
+    data = FROZEN.read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    bits = {spec.path: np.full(spec.nbytes, 1, np.uint8) for spec in manifest.arrays}
+    state = unflatten(manifest.tree, lambda spec: bits[spec.path], arrays=manifest.arrays)
+    assert (manifest.run, manifest.generation, manifest.tag) == ("run-1", 12, "epoch3_step1200")
+    assert [(s.path, s.dtype, s.shape, s.chunk_shape) for s in manifest.arrays] == [
+        ("model/w", "bfloat16", (40, 10), (20, 10)),
+        ("opt/state/0/exp_avg", "float32", (100,), (100,)),
+    ]
+    assert manifest.layout.keys_of(2) == ("%parity/0", "%parity/1")
+    assert str(state["model"]["w"].dtype) == "torch.bfloat16"
+    assert state["model"]["tied"] is state["model"]["w"]
+    assert state["model"]["b"].tolist() == [1.0, -0.0, 2.5]
+    assert type(state["model"]["b"]).__name__ == "Parameter"
+    assert list(state["opt"]["state"]) == [0]
+    assert state["numbers"] == (7, 2**70, True, None, 0.1, float("-inf"), 1j)
+    assert state["dtype"] == state["model"]["w"].dtype
+    assert state["scalar"] == np.float64(0.5)
+    assert type(state["scalar"]) is np.float64
+    assert state["keys"] == {0: "int", "0": "text", (1, b"x"): "tuple", None: "none"}
+
+
+@pytest.mark.parametrize("length", [0, 1, 10, len(DATA) // 2, len(DATA) - 1])
+def test_manifest_cut_short_is_refused(length):
+    with pytest.raises(UnknownFormatError):
+        Manifest.from_bytes(DATA[:length])
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
+    target = tmp_path / "touched"
+    with pytest.raises(UnknownFormatError):
+        Manifest.from_bytes(pickle.dumps(Touch(str(target))))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"\xff\xfe\x00", b"null", b"[]", b"3", b'"text"', b"{}", b"[" * 100_000, b'{"a":' * 100_000),
+        *(
+            b"9" * 100_000,
+            b'{"format":"other"}',
+            changed(format="fastcheck"),
+            changed(version=2),
+            changed(version="1"),
+        ),
+        *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),
+    ],
+    ids=map(str, range(16)),
+)
+def test_document_that_is_no_manifest_of_this_version_raises_unknown_format(data):
+    with pytest.raises(UnknownFormatError):
+        Manifest.from_bytes(data)
+
+
+def test_name_that_stands_twice_is_refused_at_any_depth():
+    for data in (
+        DATA.replace(b'{"arrays"', b'{"run":"other","arrays"', 1),
+        DATA.replace(b'"path":"opt/0"', b'"path":"x","path":"opt/0"'),
+    ):
+        assert data != DATA
+        with pytest.raises(CorruptDataError, match="twice"):
+            Manifest.from_bytes(data)
+
+
+def set_path(path):
+    return lambda d: d["arrays"][0].update(path=path)
+
+
+EDITS = {
+    "array twice": lambda d: d["arrays"].append(d["arrays"][0]),
+    "array inside another": lambda d: d["arrays"][1].update(path=d["arrays"][0]["path"] + "/x"),
+    "path steps up": set_path("../../etc/passwd"),
+    "path absolute": set_path("/etc/passwd"),
+    "path of parity": set_path("%parity/0"),
+    "path of a chunk": set_path("opt/0/c/0"),
+    "path no text": set_path(3),
+    "path empty": set_path(""),
+    "digest missing": lambda d: d["arrays"][0]["digests"].pop(),
+    "digest too many": lambda d: d["arrays"][0]["digests"].append("x"),
+    "digest no text": lambda d: d["arrays"][0]["digests"].__setitem__(0, 3),
+    "digests no list": lambda d: d["arrays"][0].update(digests=None),
+    "shape negative": lambda d: d["arrays"][0].update(shape=[-1, 10]),
+    "shape huge": lambda d: d["arrays"][0].update(shape=[2**61, 10]),
+    "shape beyond numbers": lambda d: d["arrays"][0].update(shape=[10**400, 10]),
+    "shape of many axes": lambda d: d["arrays"][0].update(shape=[2**61] * 10**5, chunk_shape=[1] * 10**5),
+    "shape of truths": lambda d: d["arrays"][0].update(shape=[True, 10]),
+    "shape of floats": lambda d: d["arrays"][0].update(shape=[10.0, 10]),
+    "shape no list": lambda d: d["arrays"][0].update(shape=None),
+    "chunk shape zero": lambda d: d["arrays"][0].update(chunk_shape=[0, 10]),
+    "chunk shape not contiguous": lambda d: d["arrays"][0].update(chunk_shape=[2, 5]),
+    "chunk shape of other axes": lambda d: d["arrays"][0].update(chunk_shape=[100]),
+    "dtype unknown": lambda d: d["arrays"][0].update(dtype="float33"),
+    "dtype of objects": lambda d: d["arrays"][0].update(dtype="|O"),
+    "dtype no text": lambda d: d["arrays"][0].update(dtype=["f"]),
+    "dtype endless": lambda d: d["arrays"][0].update(dtype="f4," * 10**6),
+    "generation negative": lambda d: d.update(generation=-1),
+    "generation float": lambda d: d.update(generation=1.0),
+    "generation truth": lambda d: d.update(generation=True),
+    "generation huge": lambda d: d.update(generation=10**100),
+    "time huge": lambda d: d.update(created_unix=10**400),
+    "time text": lambda d: d.update(created_unix="1.5"),
+    "run no text": lambda d: d.update(run=None),
+    "tag steps up": lambda d: d.update(tag="../x"),
+    "run of two parts": lambda d: d.update(run="a/b"),
+    "tag missing": lambda d: d.pop("tag"),
+    "tree missing": lambda d: d.pop("tree"),
+    "arrays no list": lambda d: d.update(arrays=3),
+    "array no object": lambda d: d.update(arrays=["x"]),
+    "nodes too few": lambda d: d["nodes"].pop(),
+    "nodes no text": lambda d: d.update(nodes=[1, 2, 3]),
+    "nodes none": lambda d: d.update(nodes=None),
+    "layout no object": lambda d: d.update(layout=[]),
+    "layout missing": lambda d: d.update(layout=None),
+    "shards zero": lambda d: d["layout"].update(shards=0, stripes=[]),
+    "shards other": lambda d: d["layout"].update(shards=3),
+    "parity a number": lambda d: d["layout"].update(parity=1),
+    "stripe missing": lambda d: d["layout"]["stripes"].pop(),
+    "stripe twice": lambda d: d["layout"]["stripes"].append(d["layout"]["stripes"][0]),
+    "stripe id twice": lambda d: d["layout"]["stripes"][1].__setitem__(0, d["layout"]["stripes"][0][0]),
+    "stripe without members": lambda d: d["layout"]["stripes"].append([99, [None, None], "x"]),
+    "stripe with unknown chunk": lambda d: d["layout"]["stripes"][0][1].__setitem__(0, "other/c/0"),
+    "stripe digest missing": lambda d: d["layout"]["stripes"][0].__setitem__(2, None),
+    "stripe too short": lambda d: d["layout"]["stripes"][0].pop(),
+    "member no text": lambda d: d["layout"]["stripes"][0][1].__setitem__(0, 3),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_manifest_that_contradicts_itself_raises_corrupt_data(name):
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(edited(EDITS[name]))
+
+
+def test_manifest_beyond_the_limit_is_refused_before_it_is_parsed(monkeypatch):
+    monkeypatch.setattr(module, "LIMIT_BYTES", 10)
+    monkeypatch.setattr(module, "parse_json", None)
+    with pytest.raises(CorruptDataError, match="at most 10"):
+        Manifest.from_bytes(DATA)
+
+
+@given(st.data())
+def test_manifest_with_any_bytes_replaced_is_read_or_corrupt(data):
+    begin = data.draw(st.integers(0, len(DATA)))
+    length = data.draw(st.integers(0, 20))
+    mutated = DATA[:begin] + data.draw(st.binary(max_size=20)) + DATA[begin + length :]
+    try:
+        found = Manifest.from_bytes(mutated)
+    except CorruptDataError:
+        return
+    found.check()
+    assert Manifest.from_bytes(found.to_bytes()) == found
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_manifest_with_any_value_replaced_is_read_or_corrupt(data):
+    document = json.loads(DATA)
+    places = []
+
+    def gather(node):
+        for key in list(node if isinstance(node, dict) else range(len(node))):
+            places.append((node, key))
+            if isinstance(node[key], dict | list):
+                gather(node[key])
+
+    gather(document)
+    node, key = places[data.draw(st.integers(0, len(places) - 1))]
+    node[key] = data.draw(JSON)
+    try:
+        Manifest.from_bytes(json.dumps(document).encode())
+    except CorruptDataError:
+        return
+
+
+def test_check_of_a_manifest_with_wrong_digests_raises():
+    manifest = manifest_of(STATE)
+    bad = dataclasses.replace(manifest, digests=dict(manifest.digests) | {"x": "y"})
+    with pytest.raises(CorruptDataError, match="digests"):
+        bad.check()
+
+
+def test_error_says_where_the_manifest_lay():
+    with pytest.raises(UnknownFormatError, match="s3://bucket/x"):
+        Manifest.from_bytes(b"", where="s3://bucket/x")
+
+
+def test_parse_json_keeps_large_numbers_exact():
+    assert parse_json(b"1180591620717411303424", "x") == 2**70
+
+
+def test_digest_of_manifest_is_that_of_its_bytes():
+    assert digest_of_manifest(DATA) == hashlib.sha256(DATA).hexdigest()
+
+
+def test_manifest_of_array_beyond_two_gib_counts_every_byte():
+    spec = ArraySpec("w", "uint8", (2**31 + 17,), chunk_shape_for((2**31 + 17,), 1))
+    manifest = dataclasses.replace(
+        manifest_of({"a": 1}, shards=0), arrays=(spec,), digests={c.key: "d" for c in spec.chunks}
+    )
+    found = Manifest.from_bytes(manifest.to_bytes())
+    assert found.raw_bytes == 2**31 + 17 == sum(found.sizes.values())
