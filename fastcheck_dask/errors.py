@@ -15,7 +15,7 @@ class FastCheckError(Exception):
     retryable: ClassVar[bool] = False
 
 
-class _Explained(FastCheckError):
+class _MessageError(FastCheckError):
     """An error made of a message and nothing else."""
 
     def __init__(self, message: str) -> None:
@@ -26,11 +26,11 @@ class _Explained(FastCheckError):
         return self.message
 
 
-class ConfigError(_Explained, ValueError):
+class ConfigError(_MessageError, ValueError):
     """A setting or an argument is wrong; the message says which, what was wanted and what came."""
 
 
-class LayoutError(_Explained, ValueError):
+class LayoutError(_MessageError, ValueError):
     """The state, or what was asked of it, does not fit what is stored."""
 
 
@@ -45,7 +45,7 @@ class UnsupportedLeafError(FastCheckError, TypeError):
         return f"state at {self.path or 'its root'}: cannot store {self.got}; {self.advice}"
 
 
-class CorruptDataError(_Explained):
+class CorruptDataError(_MessageError):
     """Stored bytes are damaged; they can be rebuilt from parity or another tier."""
 
 
@@ -67,7 +67,7 @@ class UnknownFormatError(CorruptDataError):
     """Written by a newer version, or not by FastCheck at all."""
 
 
-class ShardUnavailableError(_Explained, LookupError):
+class ShardUnavailableError(_MessageError, LookupError):
     """One source does not have what was asked; try the next one."""
 
     retryable = True
@@ -92,7 +92,7 @@ class UnrecoverableError(FastCheckError, LookupError):
         return f"{self.what} cannot be recovered. Looked at: {shown}{more}"
 
 
-class TierError(_Explained):
+class TierError(_MessageError):
     """A tier could not do what was asked; back off or fail over."""
 
     retryable = True
@@ -112,6 +112,16 @@ class TierFullError(TierError):
             f"{self.where} is too small: {self.wanted_bytes:,} bytes are needed and "
             f"{self.free_bytes:,} are free; {self.advice}"
         )
+
+
+class NodeFullError(TierFullError):
+    """A storage node has no room; another one may."""
+
+    def __init__(self, node: str, wanted_bytes: int, free_bytes: int) -> None:
+        FastCheckError.__init__(self, node, wanted_bytes, free_bytes)
+        self.node = node
+        self.where, self.wanted_bytes, self.free_bytes = f"storage node {node}", wanted_bytes, free_bytes
+        self.advice = "start storage nodes with more memory (--memory), or more of them"
 
 
 class TierTimeoutError(TierError, TimeoutError):
@@ -152,7 +162,7 @@ class SaveBusyError(TierError):
     """Both slots are in use by earlier saves and `on_busy` is ``"raise"`` (or the save was skipped)."""
 
 
-class CoordinationError(_Explained):
+class CoordinationError(_MessageError):
     """The coordinator cannot be asked or refused; do not write."""
 
     retryable = True
@@ -175,12 +185,12 @@ class RunInUseError(CoordinationError):
 
 
 class CommitConflictError(CoordinationError):
-    """This generation was decided already, by somebody else."""
+    """The generation was decided already, by somebody else."""
 
     retryable = False
 
 
-class ClosedError(_Explained, RuntimeError):
+class ClosedError(_MessageError, RuntimeError):
     """The object was closed, or belongs to the process that forked this one."""
 
 

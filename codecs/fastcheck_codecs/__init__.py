@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from fastcheck_codecs.bitops import checksum
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.header import is_delta, is_identity, max_encoded_nbytes, raw_nbytes
+from fastcheck_codecs.header import Summary, is_delta, is_identity, max_encoded_nbytes, raw_nbytes, summary
 from fastcheck_codecs.prefix_index import PrefixIndex
 from fastcheck_codecs.xor_delta import XorDelta
 
 __all__ = [
     "CodecError",
     "PrefixIndex",
+    "Summary",
     "XorDelta",
     "checksum",
     "is_delta",
     "is_identity",
     "max_encoded_nbytes",
     "raw_nbytes",
+    "summary",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -192,19 +192,21 @@ def read_header(payload: Bytes) -> Header:
     return header
 
 
-def is_delta(payload: Any) -> bool:
-    """Say whether a payload needs its base to be decoded.
+class Summary(NamedTuple):
+    """What a payload says of itself."""
 
-    Raises
-    ------
-    CodecError
-        If it is not an intact payload, as far as header and length show.
-    """
-    return read_header(as_bytes(payload)).kind is Kind.DELTA
+    raw_nbytes: int
+    is_delta: bool
+    #: Whether it is a delta that changes nothing.
+    is_identity: bool
+    #: crc32c of what it decodes to.
+    raw_crc32c: int
+    #: crc32c of the base of a delta, 0 for a full payload.
+    base_crc32c: int
 
 
-def is_identity(payload: Any) -> bool:
-    """Say whether a payload is a delta that changes nothing, so that its base is the result.
+def summary(payload: Any) -> Summary:
+    """Read the header of a payload once.
 
     Raises
     ------
@@ -212,20 +214,26 @@ def is_identity(payload: Any) -> bool:
         If it is not an intact payload, as far as header and length show.
     """
     header = read_header(as_bytes(payload))
-    return (
-        header.kind is Kind.DELTA
+    delta = header.kind is Kind.DELTA
+    identity = (
+        delta
         and header.raw_crc == header.base_crc
         and not any(header.tail)
         and all(entry.block is Block.ELIDED for entry in header.entries)
     )
+    return Summary(header.raw_nbytes, delta, identity, header.raw_crc, header.base_crc if delta else 0)
+
+
+def is_delta(payload: Any) -> bool:
+    """Say whether a payload needs its base to be decoded; raises as :func:`summary` does."""
+    return summary(payload).is_delta
+
+
+def is_identity(payload: Any) -> bool:
+    """Say whether a payload is a delta that changes nothing; raises as :func:`summary` does."""
+    return summary(payload).is_identity
 
 
 def raw_nbytes(payload: Any) -> int:
-    """Give the size of what a payload decodes to, in bytes.
-
-    Raises
-    ------
-    CodecError
-        If it is not an intact payload, as far as header and length show.
-    """
-    return read_header(as_bytes(payload)).raw_nbytes
+    """Give the size of what a payload decodes to, in bytes; raises as :func:`summary` does."""
+    return summary(payload).raw_nbytes

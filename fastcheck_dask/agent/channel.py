@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -80,14 +81,20 @@ class BlockingChannel:
             parts += part
         return bytes(parts)
 
-    def close(self) -> None:
-        """Close this end; wakes a receiver. Idempotent."""
-        try:
+    def shut(self) -> None:
+        """End both directions, also for a process that holds a copy of the other end; wakes who waits.
+
+        What has come before is still received.
+        """
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
+
+    def close(self) -> None:
+        """Close this end; wakes a receiver and senders. Idempotent."""
+        self.shut()
+        # A sender in mid-call would go on with a number that may be another file by then.
+        with self._sending:
             self._socket.close()
-            return
-        self._socket.close()
 
 
 class AsyncChannel:

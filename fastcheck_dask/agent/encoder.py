@@ -19,7 +19,7 @@ from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.agent.channel import BlockingChannel, Message
 from fastcheck_dask.engine.encode import Bits, TaskEncoder
-from fastcheck_dask.errors import to_wire
+from fastcheck_dask.errors import ClosedError, to_wire
 from fastcheck_dask.tiers.local import Slot
 
 #: Training comes first: on a busy machine the encoders yield to it.
@@ -63,7 +63,10 @@ def main(socket_fd: int, arena_fd: int) -> None:
             reply = run_job(message, arena, encoder)
         except Exception as error:  # a failed job is answered, whatever it was: the agent decides
             reply = {"id": message["id"], "error": to_wire(error)}
-        channel.send(reply)
+        try:
+            channel.send(reply)
+        except ClosedError:  # the agent died during the job
+            return
 
 
 if __name__ == "__main__":

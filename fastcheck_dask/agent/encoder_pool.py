@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import mmap
 import os
 import socket
@@ -21,9 +22,17 @@ from fastcheck_dask.agent.channel import AsyncChannel
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import Job, Task
 from fastcheck_dask.engine.save import EncodedChunk
-from fastcheck_dask.errors import TierError, from_wire
+from fastcheck_dask.errors import ClosedError, TierError, from_wire
+
+log = logging.getLogger(__name__)
 
 _PAGE = 4096
+#: How often a job is given to another process after one has died of it (or of something else meanwhile).
+_ATTEMPTS = 3
+
+
+class _EncoderDiedError(TierError):
+    """The process ended in the middle of a job."""
 
 
 @dataclass
@@ -48,6 +57,8 @@ class EncoderPool:
         self._arena: Bits = np.empty(0, np.uint8)
         self._window_bytes = 0
         self._growing = asyncio.Lock()
+        self._replacing: set[asyncio.Future[None]] = set()
+        self._closed = False
         self._ids = itertools.count()
 
     @property
@@ -63,17 +74,16 @@ class EncoderPool:
     async def _start_one(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            popen = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fastcheck_dask.agent.encoder",
-                    str(theirs.fileno()),
-                    str(self._arena_fd),
-                ],
-                pass_fds=(theirs.fileno(), self._arena_fd),
-                stdin=subprocess.DEVNULL,
-            )
+            module = "fastcheck_dask.agent.encoder"
+            try:
+                popen = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(self._arena_fd)],
+                    pass_fds=(theirs.fileno(), self._arena_fd),
+                    stdin=subprocess.DEVNULL,
+                )
+            except OSError as error:
+                ours.close()
+                raise TierError(f"an encoder process cannot be started: {error}") from error
         process = _Process(popen, await AsyncChannel.over(ours))
         self._processes.append(process)
         self._idle.put_nowait(process)
@@ -85,25 +95,43 @@ class EncoderPool:
         async with self._growing:
             if wanted <= self._window_bytes:
                 return
-            if self._window_bytes:
-                for _ in range(self.parallel):
-                    await self._windows.get()
-            os.ftruncate(self._arena_fd, wanted * self.parallel)
-            self._arena = np.frombuffer(mmap.mmap(self._arena_fd, wanted * self.parallel), np.uint8)
-            self._window_bytes = wanted
-            for number in range(self.parallel):
-                self._windows.put_nowait(number * wanted)
+            returned: list[int] = []
+            try:
+                while self._window_bytes and len(returned) < self.parallel:
+                    returned.append(await self._windows.get())
+                os.ftruncate(self._arena_fd, wanted * self.parallel)
+                self._arena = np.frombuffer(mmap.mmap(self._arena_fd, wanted * self.parallel), np.uint8)
+                self._window_bytes = wanted
+                returned = [number * wanted for number in range(self.parallel)]
+            finally:
+                # Also after an error: a window that does not come back would be waited for for ever.
+                for window in returned:
+                    self._windows.put_nowait(window)
 
     @contextlib.asynccontextmanager
     async def encoded(self, job: Job, current: Path, base: Path | None) -> AsyncIterator[list[EncodedChunk]]:
         """Encode a job; its payloads are valid until the block ends."""
         window = await self._windows.get()
         try:
-            yield await self._run(job, current, base, window)
+            yield await self._encode(job, current, base, window)
         finally:
             self._windows.put_nowait(window)
 
+    async def _encode(self, job: Job, current: Path, base: Path | None, window: int) -> list[EncodedChunk]:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return await self._run(job, current, base, window)
+            except _EncoderDiedError as error:
+                log.warning("%s; the job is given to another", error)
+        try:
+            return await self._run(job, current, base, window)
+        except _EncoderDiedError as error:
+            raise TierError(f"{error}; {_ATTEMPTS} encoder processes died of the same job") from error
+
     async def _run(self, job: Job, current: Path, base: Path | None, window: int) -> list[EncodedChunk]:
+        if len(self._processes) + len(self._replacing) < self._count:
+            # One that died could not be replaced then.
+            await self._start_one()
         process = await self._idle.get()
         try:
             number = next(self._ids)
@@ -118,14 +146,18 @@ class EncoderPool:
                 }
             )
             reply = await process.channel.receive()
+        except ClosedError:
+            reply = None
         except BaseException:
             # Cancelled or broken in mid-job: what it would answer next belongs to nobody.
             await self._replace(process)
             raise
         if reply is None or reply.get("id") != number:
-            code = process.popen.poll()
             await self._replace(process)
-            raise TierError(f"an encoder process ended in the middle of a job (exit status {code})")
+            raise _EncoderDiedError(
+                f"encoder process {process.popen.pid} ended in the middle of a job "
+                f"(exit status {process.popen.returncode})"
+            )
         self._idle.put_nowait(process)
         if "error" in reply:
             raise from_wire(reply["error"])
@@ -143,12 +175,24 @@ class EncoderPool:
         )
 
     async def _replace(self, process: _Process) -> None:
+        """End a process and start another; goes on to its end even if the caller is cancelled meanwhile."""
         self._processes.remove(process)
+        replacing = asyncio.ensure_future(self._end_and_start(process))
+        self._replacing.add(replacing)
+        replacing.add_done_callback(self._replacing.discard)
+        await asyncio.shield(replacing)
+
+    async def _end_and_start(self, process: _Process) -> None:
         await _end(process)
-        await self._start_one()
+        if not self._closed:
+            await self._start_one()
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         for process in self._processes:
             await _end(process)
         self._processes.clear()
@@ -156,6 +200,7 @@ class EncoderPool:
 
 
 async def _end(process: _Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.popen.kill()
     await process.channel.close()
-    process.popen.kill()
     await asyncio.to_thread(process.popen.wait)

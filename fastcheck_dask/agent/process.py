@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: How long a new agent waits for its predecessor to finish the save in flight, in seconds.
 _PREDECESSOR_SECONDS = 60.0
+#: How long the last messages may take to a trainer that does not read, in seconds.
+_FLUSH_SECONDS = 5.0
 
 
 class _Outbox(logging.Handler):
@@ -61,39 +63,60 @@ class _Outbox(logging.Handler):
             self._queue.task_done()
 
     async def flushed(self) -> None:
-        """Wait until all that was posted is sent."""
+        """Wait until all that was posted is sent, or nobody receives it any more."""
         await asyncio.sleep(0)
-        await self._queue.join()
+        if not self.trainer_gone:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._queue.join(), _FLUSH_SECONDS)
 
 
-async def _serve(channel: AsyncChannel, outbox: _Outbox, service: SaveService) -> bool:
-    """Take requests until the trainer closes or is gone; return whether it closed properly."""
-    saves: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+class _Requests:
+    """Takes what the trainer asks for: saves one after the other, everything else at once."""
 
-    async def worker() -> None:
-        while (item := await saves.get()) is not None:
-            await service.save(*item)
+    def __init__(self, channel: AsyncChannel, outbox: _Outbox, service: SaveService) -> None:
+        self._channel, self._outbox, self._service = channel, outbox, service
+        self._saves: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+        self._last_seq = -1
 
-    working = asyncio.create_task(worker())
-    proper = False
-    while (message := await channel.receive()) is not None:
-        if message["op"] == "save":
-            service.accept(message["slot"])
-            saves.put_nowait((message["slot"], message["seq"]))
-        elif message["op"] == "close":
-            proper = True
-            break
-        else:
-            outbox.post(await _answer(message, service))
-    if not proper:
-        outbox.trainer_gone = True
-        for number in service.orphans():
-            service.accept(number)
-            saves.put_nowait((number, -1))
-    saves.put_nowait(None)
-    await working
-    await service.finish()
-    return proper
+    async def serve(self) -> bool:
+        """Serve until the trainer closes or is gone, and finish; return whether it closed properly."""
+        working = asyncio.create_task(self._work())
+        # Should it break, nothing may wait for saves that nobody does: the agent ends, and that is noticed.
+        working.add_done_callback(lambda _: self._channel.stop_receiving())
+        proper = await self._receive()
+        if not proper:
+            self._outbox.trainer_gone = True
+            for number in self._service.orphans():
+                log.warning("slot %d: the trainer died before it handed this snapshot over", number)
+                self._accept(number, -1)
+        self._saves.put_nowait(None)
+        await working
+        await self._service.finish()
+        return proper
+
+    async def _work(self) -> None:
+        while (item := await self._saves.get()) is not None:
+            await self._service.save(*item)
+
+    async def _receive(self) -> bool:
+        while (message := await self._channel.receive()) is not None:
+            match message["op"]:
+                case "save":
+                    # A trainer that was interrupted says it twice, to be sure.
+                    if message["seq"] > self._last_seq:
+                        self._last_seq = message["seq"]
+                        self._accept(message["slot"], message["seq"])
+                case "ping":
+                    self._outbox.post({"event": "pong"})
+                case "close":
+                    return True
+                case _:
+                    self._outbox.post(await _answer(message, self._service))
+        return False
+
+    def _accept(self, number: int, seq: int) -> None:
+        self._service.accept(number)
+        self._saves.put_nowait((number, seq))
 
 
 async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, Any]:
@@ -104,7 +127,8 @@ async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, An
         if message["op"] == "adopt":
             return reply | {"adopted": await service.adopt(message["slot"])}
         raise ConfigError(f"the agent knows no request {message['op']!r}")
-    except FastCheckError as error:
+    except Exception as error:  # a failed request is answered, whatever it was
+        log.debug("request %s failed", message["op"], exc_info=True)
         return reply | {"error": to_wire(error)}
 
 
@@ -152,14 +176,15 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         )
         service = SaveService(config, coordinator, claim, outbox.post)
         try:
-            free = await service.start()
+            free = await service.start(start["keep"])
             outbox.post({"event": "ready", "free": free})
-            if await _serve(channel, outbox, service):
+            if await _Requests(channel, outbox, service).serve():
                 outbox.post({"event": "closed", "safe": await asyncio.to_thread(service.safe_elsewhere)})
         finally:
             await service.close()
             await asyncio.to_thread(claim.close)
-    except FastCheckError as error:
+    except Exception as error:  # the trainer has to hear of it, whatever it was
+        log.error("the agent gives up: %s", error, exc_info=not isinstance(error, FastCheckError))
         outbox.post({"event": "cannot_start", "error": to_wire(error)})
     finally:
         if coordinator is not None:
@@ -176,6 +201,11 @@ def _watch(trainer_pid: int, channel: AsyncChannel) -> None:
     try:
         pidfd = os.pidfd_open(trainer_pid)
     except ProcessLookupError:
+        channel.stop_receiving()
+        return
+    if os.getppid() != trainer_pid:
+        # It died before we looked, and the number may be another process's by now.
+        os.close(pidfd)
         channel.stop_receiving()
         return
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.engine.persist import Persister
-from fastcheck_dask.engine.save import Base, PeerSaver, Saved, SaveStats, Snapshot, publish
+from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, publish
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, parse
 from fastcheck_dask.errors import (
     FastCheckError,
+    NodeFullError,
     NodeUnavailableError,
     SaveFailedError,
     StaleBaseError,
@@ -77,10 +79,9 @@ class SaveService:
         self._saver = PeerSaver(config.run, coordinator, claim, self._encoders, self._client)
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, self._client)
         self._persisting: asyncio.Task[None] | None = None
-        #: The newest commit of this agent and the number of its save.
-        self._newest: tuple[Saved, int] | None = None
+        #: The newest commit of this agent and the number of its save, until the object tier has it.
+        self._unpersisted: tuple[Saved, int] | None = None
         self._suspects: dict[str, float] = {}
-        self._known_tokens: set[str] = set()
 
     def _client(self, name: str, address: str) -> PeerClient:
         settings = self._config.settings
@@ -92,11 +93,18 @@ class SaveService:
             connect_seconds=settings.connect_seconds,
         )
 
-    async def start(self) -> list[int]:
-        """Start the encoders and find out what the slots hold; return the numbers of the free ones."""
+    async def start(self, keep: int | None = None) -> list[int]:
+        """Start the encoders and find out what the slots hold; return the numbers of the free ones.
+
+        Parameters
+        ----------
+        keep : int, optional
+            The slot that the trainer is at work in.
+        """
         await self._encoders.start()
         records = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
+        self._slots.drop_unfinished(keep)
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
             self._resume_persist(records[-1])
         return self._slots.free
@@ -119,19 +127,31 @@ class SaveService:
         slot = self._slots[number]
         try:
             snapshot = parse(slot.path, slot.read_draft())
-            self._known_tokens.add(snapshot.token)
             saved = await self._save(snapshot, slot)
-            slot.commit(saved.record.generation)
         except Exception as error:  # whatever it was, training goes on and the handle has to say it
             log.warning("save %d failed: %s", seq, error, exc_info=not isinstance(error, FastCheckError))
-            slot.clear()
             self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
+            self._slots.empty(number)
         else:
-            self._slots.rebase(number, as_base(slot.path, saved.manifest))
+            self._make_base(number, saved)
             saved.stats.seconds = time.monotonic() - started
             self._report(saved, seq)
             await self._queue_persist(saved, number, seq)
-        self._slots.release(number, "snapshot")
+        finally:
+            self._slots.release(number, "snapshot")
+
+    def _make_base(self, number: int, saved: Saved) -> None:
+        """Let the snapshot that was just committed be the base of the next save."""
+        slot = self._slots[number]
+        try:
+            slot.commit(saved.record.generation, token=saved.record.token)
+        except (FastCheckError, OSError) as error:
+            # The checkpoint is in force; only this host cannot say so, and sends the next one whole.
+            log.warning("generation %d is not kept in shared memory: %s", saved.record.generation, error)
+            self._slots.rebase(None, None)
+            self._slots.empty(number)
+        else:
+            self._slots.rebase(number, as_base(slot.path, saved.manifest))
 
     def _report(self, saved: Saved, seq: int) -> None:
         stats = saved.stats
@@ -169,12 +189,13 @@ class SaveService:
         base = self._slots.base
         if base is not None and (latest is None or base.manifest.token != latest.token):
             self._slots.rebase(None, None)
+        seal = partial(slot.seal, token=snapshot.token)
         excluded: set[str] = set()
         cause: FastCheckError | None = None
         for _ in range(_ATTEMPTS):
             choice = await self._choose(latest, excluded, cause)
             if choice.shards == 0:
-                return await self._save_to_objects(snapshot, slot, generation, choice)
+                return await self._save_to_objects(snapshot, generation, choice, seal)
             try:
                 return await self._saver.save(
                     snapshot,
@@ -182,14 +203,15 @@ class SaveService:
                     latest=latest,
                     base=self._slots.base,
                     generation=generation,
-                    seal=slot.seal,
+                    seal=seal,
                 )
-            except (NodeUnavailableError, TierFullError) as error:
-                node = error.node if isinstance(error, NodeUnavailableError) else error.where
-                excluded.add(node)
-                self._suspects[node] = time.monotonic() + _SUSPECT_SECONDS
+            except (NodeUnavailableError, NodeFullError) as error:
+                excluded.add(error.node)
+                self._suspects[error.node] = time.monotonic() + _SUSPECT_SECONDS
                 cause = error
             except StaleBaseError as error:
+                # A node holds other bits than the slot: with the base given up every chunk goes whole.
+                self._slots.rebase(None, None)
                 cause = error
             log.warning("generation %d is tried again: %s", generation, cause)
         raise SaveFailedError(
@@ -228,14 +250,14 @@ class SaveService:
         return choice
 
     async def _save_to_objects(
-        self, snapshot: Snapshot, slot: Slot, generation: int, choice: Choice
+        self, snapshot: Snapshot, generation: int, choice: Choice, seal: Callable[[bytes], None]
     ) -> Saved:
         saved = await save_to_objects(
             self._config.run,
             snapshot,
             generation=generation,
             persister=self._persister,
-            seal=slot.seal,
+            seal=seal,
             degraded=choice.degraded,
         )
         record = await publish(self._coordinator, saved.record, self._claim)
@@ -244,7 +266,7 @@ class SaveService:
 
     async def _queue_persist(self, saved: Saved, number: int, seq: int) -> None:
         """Start persisting a committed generation when its turn comes; at most one is being written."""
-        self._newest = (saved, seq)
+        self._unpersisted = None if saved.record.persisted else (saved, seq)
         if saved.record.persisted:
             self._notify({"event": "persisted", "seq": seq})
             return
@@ -254,10 +276,12 @@ class SaveService:
             return
         self._slots.hold(number, "persist")
         await self.drain()
-        self._persisting = asyncio.create_task(self._persist(saved, self._slots.base, number, seq))
+        self._persisting = asyncio.create_task(self._persist(saved, number, seq))
 
-    async def _persist(self, saved: Saved, source: Base | None, number: int | None, seq: int) -> None:
+    async def _persist(self, saved: Saved, number: int | None, seq: int) -> None:
         started = time.monotonic()
+        base = self._slots.base
+        source = base if base is not None and base.manifest.token == saved.record.token else None
         try:
             moved = await self._persister.persist(
                 saved.manifest, saved.manifest_bytes, record=saved.record, source=source
@@ -271,6 +295,8 @@ class SaveService:
             )
             self._notify({"event": "persist_failed", "seq": seq, "error": to_wire(error)})
         else:
+            if self._unpersisted is not None and self._unpersisted[0] is saved:
+                self._unpersisted = None
             self._notify(
                 {
                     "event": "persisted",
@@ -290,11 +316,11 @@ class SaveService:
         if latest.persisted or self._config.settings.persist_every == 0:
             return
         base, number = self._slots.base, self._slots.base_number
-        if base is None or number is None or self._persisting is not None:
+        if base is None or number is None or not (self._persisting is None or self._persisting.done()):
             return
         saved = Saved(latest, base.manifest, base.manifest.to_bytes(), SaveStats())
         self._slots.hold(number, "persist")
-        self._persisting = asyncio.create_task(self._persist(saved, base, number, -1))
+        self._persisting = asyncio.create_task(self._persist(saved, number, -1))
 
     async def drain(self) -> None:
         """Wait until nothing is being persisted."""
@@ -303,18 +329,15 @@ class SaveService:
             self._persisting = None
 
     async def finish(self) -> None:
-        """Before the process ends: persist the newest generation even if its turn had not come."""
+        """Before the process ends: persist the newest generation, if its turn had not come or it failed."""
         await self.drain()
-        if self._newest is None or self._config.settings.persist_every == 0:
-            return
-        saved, seq = self._newest
-        every = self._config.settings.persist_every
-        if not saved.record.persisted and saved.record.generation % every:
-            await self._persist(saved, self._slots.base, None, seq)
+        if self._unpersisted is not None and self._config.settings.persist_every:
+            saved, seq = self._unpersisted
+            await self._persist(saved, None, seq)
 
     def orphans(self) -> list[int]:
         """Return the slots with a complete snapshot that the trainer did not live to hand over."""
-        return self._slots.orphans(self._known_tokens)
+        return self._slots.orphans()
 
     def records(self) -> list[bytes]:
         """Return the commit records of the run, oldest first."""

@@ -73,6 +73,13 @@ class SlotUse:
             self[number].clear()
             return self[number].status
 
+    def empty(self, number: int) -> None:
+        """Give up what is in a slot; what cannot be emptied now is when it is used again."""
+        try:
+            self[number].clear()
+        except (FastCheckError, OSError) as error:
+            log.warning("slot %d could not be emptied: %s", number, error)
+
     def recognise(self, by_token: Mapping[str, CommitRecord]) -> None:
         """Take the last step of a commit that an agent did not live to take."""
         for number in self._uses:
@@ -93,11 +100,19 @@ class SlotUse:
         self.rebase(number, as_base(self[number].path, manifest))
         return True
 
-    def orphans(self, known_tokens: set[str]) -> list[int]:
+    def drop_unfinished(self, keep: int | None) -> None:
+        """Empty the slots whose save did not come to its end under an agent before this one.
+
+        Their handles have said so, or nobody is left who waits for them. Were they kept, the end of a later
+        trainer would make an older state the newest checkpoint (`orphans`). `keep` is the slot that the
+        trainer is copying into, or about to hand over.
+        """
+        for number in self._uses:
+            state = self.status(number).state
+            if number != keep and state not in (SlotState.EMPTY, SlotState.COMMITTED):
+                log.warning("slot %d: a snapshot (%s) that was never committed is dropped", number, state.name)
+                self[number].clear()
+
+    def orphans(self) -> list[int]:
         """Return the slots with a complete snapshot that the trainer did not live to hand over."""
-        found = []
-        for number in self.free:
-            status = self.status(number)
-            if status.state is SlotState.SNAPSHOT and status.token not in known_tokens:
-                found.append(number)
-        return found
+        return [number for number in self.free if self.status(number).state is SlotState.SNAPSHOT]

@@ -7,14 +7,14 @@ import os
 import platform
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from fastcheck_dask.demo.results import COMPARED, Outcome, Recovery, tier_row
 from fastcheck_dask.demo.scenario import TITLES
 
-_TIERS = {"local": "local (shared memory)", "peers": "peers (3 data + parity)", "object": "object (folder)"}
-_TIMES = {"local": "stall", "peers": "save", "object": "persist"}
+_TIERS = {"local": "local", "peers": "peers, parity", "object": "object"}
 
 
 def write_summary(file: Path, outcomes: list[Outcome], *, seed: int, quick: bool, seconds: float) -> bool:
@@ -45,10 +45,10 @@ def show(console: Console, outcomes: list[Outcome]) -> None:
 
 
 def _save_table(outcomes: list[Outcome]) -> Table:
-    table = Table(title="Saves (medians of one save)", title_justify="left")
-    table.add_column("network")
-    table.add_column("tier")
-    for heading in ("saves", "raw", "sent", "sent/raw", "time"):
+    table = _table("Saves: medians of one save")
+    for heading in ("network", "tier"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("saves", "raw", "sent", "sent/raw", "training waits", "takes"):
         table.add_column(heading, justify="right")
     for outcome in outcomes:
         first = TITLES[outcome.model]
@@ -56,6 +56,7 @@ def _save_table(outcomes: list[Outcome]) -> Table:
             row = tier_row(outcome.saves(), level)
             if row is None:
                 continue
+            took = _time(row["seconds"])
             table.add_row(
                 first,
                 title,
@@ -63,7 +64,8 @@ def _save_table(outcomes: list[Outcome]) -> Table:
                 _size(row["raw_bytes"]),
                 _size(row["sent_bytes"]),
                 f"{row['sent_bytes'] / row['raw_bytes']:.0%}",
-                f"{_TIMES[level]} {_time(row['seconds'])}",
+                took if level == "local" else "-",
+                took,
             )
             first = ""
         table.add_section()
@@ -71,10 +73,10 @@ def _save_table(outcomes: list[Outcome]) -> Table:
 
 
 def _recovery_table(outcomes: list[Outcome]) -> Table:
-    table = Table(title="Recoveries", title_justify="left")
-    for heading in ("network", "killed", "source"):
-        table.add_column(heading)
-    for heading in ("lost steps", "raw, by source", "received", "recovery", "kill to next step"):
+    table = _table("Recoveries: the training host was lost each time, and with it")
+    for heading in ("network", "nodes", "raw bytes by source"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("received", "steps lost", "load", "kill to next step"):
         table.add_column(heading, justify="right")
     for outcome in outcomes:
         first = TITLES[outcome.model]
@@ -85,15 +87,17 @@ def _recovery_table(outcomes: list[Outcome]) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
 def _recovery_row(recovery: Recovery) -> list[str]:
     nodes = recovery.killed[1:]
-    which = f"node {nodes[0]}" if len(nodes) == 1 else f"all {len(nodes)} nodes"
     return [
-        f"trainer + {which}",
-        recovery.source,
-        f"{recovery.killed_at_step - recovery.step} of {recovery.killed_at_step}",
-        ", ".join(f"{source} {_size(nbytes)}" for source, nbytes in recovery.raw_bytes.items()),
+        f"1 of them ({nodes[0]})" if len(nodes) == 1 else f"all {len(nodes)}",
+        "\n".join(f"{source} {_size(nbytes)}" for source, nbytes in recovery.raw_bytes.items()),
         _size(recovery.received_bytes),
+        f"{recovery.killed_at_step - recovery.step} of {recovery.killed_at_step}",
         _time(recovery.load_seconds),
         f"{recovery.back_seconds:.1f} s",
     ]
@@ -103,9 +107,8 @@ def _show_verdict(console: Console, outcome: Outcome) -> None:
     losses = outcome.reference.all_losses
     title = TITLES[outcome.model]
     if losses:
-        console.print(
-            f"{title}: loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps", highlight=False
-        )
+        fell = f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps"
+        console.print(f"{title}: {fell}", highlight=False)
     faults = outcome.faults()
     for fault in faults:
         console.print(f"  [red]wrong[/]: {fault}", highlight=False, soft_wrap=True)

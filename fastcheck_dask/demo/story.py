@@ -50,8 +50,10 @@ def tell_story(folder: Path, *, seed: int, quick: bool, screen: Screen) -> list[
     with no_orphans():
         screen.say("Starting a Dask scheduler and 5 storage nodes")
         with Cluster(folder, _NODE_MEMORY) as cluster:
+            plans = [scenario(model, quick=quick) for model in MODELS]
             return [
-                _Job(scenario(m, quick=quick), cluster, folder, seed, quick, screen).play() for m in MODELS
+                _Job(plan, cluster, folder=folder, seed=seed, quick=quick, screen=screen).play()
+                for plan in plans
             ]
 
 
@@ -71,12 +73,21 @@ class _Job:
     """One training job and its failures."""
 
     def __init__(
-        self, scenario: Scenario, cluster: Cluster, folder: Path, seed: int, quick: bool, screen: Screen
+        self,
+        scenario: Scenario,
+        cluster: Cluster,
+        *,
+        folder: Path,
+        seed: int,
+        quick: bool,
+        screen: Screen,
     ) -> None:
         self._scenario, self._cluster, self._screen = scenario, cluster, screen
         self._seed, self._quick = seed, quick
         too_small = shutil.disk_usage(SHARED_MEMORY).free < _SHARED_BYTES
         self._local_dir = folder / "local" if too_small else None
+        #: When the last failure struck.
+        self._struck_at = 0.0
         if too_small:
             screen.say(f"  {SHARED_MEMORY} is too small here: the local tier is in {self._local_dir}")
         self._storage = Storage(
@@ -151,10 +162,11 @@ class _Job:
         recovery.note(trainer.attempt.loaded)
         recovery.back_seconds = trainer.first_step_at - self._struck_at
         self._screen.say(
-            f"  [green]recovered[/] step {recovery.step} from {recovery.source} in {recovery.load_seconds:.2f} s"
+            f"  [green]recovered[/] step {recovery.step} from {recovery.source} "
+            f"in {recovery.load_seconds:.2f} s"
         )
 
-    def _trainer(self, name: str, title: str, *, storage: Storage | None | str = "own") -> Trainer:
+    def _trainer(self, name: str, title: str, *, storage: Storage | str | None = "own") -> Trainer:
         return Trainer(
             self._scenario,
             self._storage if isinstance(storage, str) else storage,

@@ -269,7 +269,6 @@ def _kept(memory: _Memory, manifest: Manifest) -> int | None:
         return memory.keep(manifest)
     except FastCheckError as error:
         log.warning("the checkpoint is not kept in shared memory: %s", error)
-        memory.abandon()
         return None
 
 
@@ -361,9 +360,13 @@ class _FilledSlot(_SlotMemory):
             tree=manifest.tree,
             arrays=manifest.arrays,
         )
-        self._slot.complete(document, place(manifest.arrays).total_bytes)
-        self._slot.seal(manifest.to_bytes())
-        self._slot.commit(manifest.generation)
+        try:
+            self._slot.complete(document, place(manifest.arrays).total_bytes)
+            self._slot.seal(manifest.to_bytes())
+            self._slot.commit(manifest.generation)
+        except BaseException:
+            self._slot.clear()
+            raise
         return self._number
 
     def abandon(self) -> None:
@@ -384,7 +387,8 @@ class _LateFilledSlot(_PlainMemory):
 
     def keep(self, manifest: Manifest) -> int | None:
         slot = _FilledSlot(self._local, self._number, manifest)
+        arrays = self._bits | self._handed_over
         for chunk in manifest.chunks.values():
-            bits = self._handed_over[chunk.path]
+            bits = arrays[chunk.path]
             np.copyto(slot.region(chunk.key), bits[chunk.offset : chunk.offset + chunk.nbytes])
         return slot.keep(manifest)

@@ -310,10 +310,10 @@ class FastCheckCallback:
         return True
 
 
-def _interval(value: int | None, what: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{what} must be a whole number of at least 1, got {value!r}")
-    return value
+def _interval(value: object, what: str) -> int | None:
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise ConfigError(f"{what} must be a whole number of at least 1, got {value!r}")
 
 
 def _due(count: int, interval: int | None) -> bool:

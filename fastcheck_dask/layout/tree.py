@@ -143,8 +143,9 @@ def shape_of(value: Any, path: str) -> tuple[int, ...]:
 def inline_bits(node: dict[str, Any], path: str) -> tuple[ArraySpec, bytes]:
     """Return what a tensor that stands in the tree is, and its bits."""
     try:
-        if not isinstance(node["path"], str):
-            raise TypeError("its path is not text")
+        # Tiers write it under this path, as they do with arrays.
+        if not isinstance(node["path"], str) or not paths.is_safe(node["path"]):
+            raise ValueError("its path is unfit")
         shape = shape_of(node["shape"], path)
         spec = ArraySpec(node["path"], node["dtype"], shape, shape)
         bits = values.from_base64(node["bits"])

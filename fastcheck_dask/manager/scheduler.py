@@ -43,6 +43,6 @@ def ask_scheduler(address: str, seconds: float) -> str:
 
 
 async def _identity(address: str, seconds: float) -> dict[str, Any]:
-    async with rpc(address, timeout=seconds) as scheduler:
+    async with rpc(address, timeout=seconds) as scheduler:  # type: ignore[no-untyped-call]
         found: dict[str, Any] = await asyncio.wait_for(scheduler.identity(), seconds)
         return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import xxhash
-from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, checksum, is_delta, is_identity, raw_nbytes
+from fastcheck_codecs import CodecError, PrefixIndex, Summary, XorDelta, checksum, summary
 
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
 from fastcheck_dask.tiers.descriptors import Descriptor
@@ -21,9 +21,22 @@ class Entry:
     descriptor: Descriptor
     #: Encoded chunk, uint8, shape (nbytes,), read-only.
     payload: Bits
-    is_delta: bool
-    #: A delta that changes nothing.
-    is_identity: bool = False
+    summary: Summary
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it needs the chunk before it."""
+        return self.summary.is_delta
+
+    def stands_on(self, base: Entry) -> bool:
+        """Say whether a delta was made against the bits of `base`.
+
+        A base of another size is cut or padded first, so that its own checksum says nothing: whether it
+        fits is seen when they are merged.
+        """
+        if base.descriptor.raw_nbytes != self.descriptor.raw_nbytes:
+            return True
+        return self.summary.base_crc32c == base.summary.raw_crc32c
 
 
 #: What makes up one chunk of a generation: a whole payload, then the deltas that wait to be merged, in order.
@@ -45,13 +58,15 @@ def accept(descriptor: Descriptor, payload: Bits, where: str) -> Entry:
     if got != descriptor.crc32c:
         raise ShardCorruptError(key, where, f"{descriptor.crc32c:#010x}", f"{got:#010x}")
     try:
-        nbytes, delta, identity = raw_nbytes(payload), is_delta(payload), is_identity(payload)
+        found = summary(payload)
     except CodecError as error:
         raise ShardCorruptError(key, where, "an encoded chunk", str(error)) from error
-    if nbytes != descriptor.raw_nbytes:
-        raise ShardCorruptError(key, where, f"{descriptor.raw_nbytes} raw bytes", f"{nbytes} raw bytes")
+    if found.raw_nbytes != descriptor.raw_nbytes:
+        raise ShardCorruptError(
+            key, where, f"{descriptor.raw_nbytes} raw bytes", f"{found.raw_nbytes} raw bytes"
+        )
     payload.flags.writeable = False
-    return Entry(descriptor, payload, delta, identity)
+    return Entry(descriptor, payload, found)
 
 
 def accept_whole(descriptor: Descriptor, payload: Bits, where: str) -> Entry:
@@ -78,7 +93,7 @@ def extend(chain: Chain | None, entry: Entry) -> Chain | None:
     if chain is None:
         return None
     new, last = entry.descriptor, chain[-1].descriptor
-    if entry.is_identity and (new.raw_nbytes, new.digest, new.dtype) == (
+    if entry.summary.is_identity and (new.raw_nbytes, new.digest, new.dtype) == (
         last.raw_nbytes,
         last.digest,
         last.dtype,
@@ -114,7 +129,8 @@ def merge(chain: Chain) -> Entry:
     _check_digest(descriptor, bits)
     payload = PrefixIndex(dtype=descriptor.dtype).encode(bits)
     payload.flags.writeable = False
-    return Entry(descriptor._replace(crc32c=checksum(payload), nbytes=payload.size), payload, is_delta=False)
+    descriptor = descriptor._replace(crc32c=checksum(payload), nbytes=payload.size)
+    return Entry(descriptor, payload, summary(payload))
 
 
 def _resized(bits: Bits, nbytes: int) -> Bits:

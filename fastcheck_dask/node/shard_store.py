@@ -12,11 +12,11 @@ from fastcheck_codecs import CodecError
 
 from fastcheck_dask.errors import (
     CorruptDataError,
+    NodeFullError,
     ShardCorruptError,
     ShardUnavailableError,
     StaleBaseError,
     TierError,
-    TierFullError,
 )
 from fastcheck_dask.layout.manifest import digest_of_manifest
 from fastcheck_dask.node.entries import Chain, Entry, Ledger, accept, accept_whole, is_intact, merge
@@ -405,12 +405,12 @@ class ShardStore:
             return False
         if staged.prepared:
             raise TierError(f"chunk {key} came after the save {staged.token} was prepared")
-        if entry.is_delta and (
-            state.committed is None
-            or state.committed.name != staged.base
-            or key not in state.committed.chains
-        ):
-            raise StaleBaseError(f"node {self.name} has no base for chunk {key}; send it whole")
+        if entry.is_delta:
+            base = state.committed if state.committed and state.committed.name == staged.base else None
+            chain = base.chains.get(key) if base is not None else None
+            if chain is None or not entry.stands_on(chain[-1]):
+                # Other bits: the author's copy of the base was damaged. Found now, nothing is lost yet.
+                raise StaleBaseError(f"node {self.name} has no such base for chunk {key}; send it whole")
         return True
 
     def _require_base(self, run: str, state: Run, base: Name) -> None:
@@ -434,12 +434,7 @@ class ShardStore:
         )
         free = self.limit_bytes - self._ledger.used_bytes - promised
         if wanted_bytes > free:
-            raise TierFullError(
-                f"storage node {self.name}",
-                wanted_bytes,
-                max(0, free),
-                "start storage nodes with more memory (--memory), or use more of them",
-            )
+            raise NodeFullError(self.name, wanted_bytes, max(0, free))
 
     def _promote(self, run: str, state: Run, staged: Staged) -> None:
         base = state.committed

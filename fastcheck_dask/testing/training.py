@@ -1,4 +1,4 @@
-"""A training host for fault tests: states that are a function of their step, and a run that can lose its host."""
+"""A training host for fault tests: states that are a function of their step, and a run that loses its host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
 
 #: Failures are noticed quickly, and small states have many chunks.
-QUICK: dict[str, Any] = {"grace": "1 s", "connect_timeout": "1 s", "encoders": 1, "chunk_bytes": 4096}
+QUICK: dict[str, Any] = {"grace": "1.5 s", "connect_timeout": "1 s", "encoders": 1, "chunk_bytes": 4096}
 
 
 def state_at(step: int, *, arrays: int = 6, size: int = 1500) -> dict[str, Any]:

@@ -225,6 +225,13 @@ def test_numpy_array_that_could_not_come_back_is_refused(source):
     assert caught.value.path == "a/b"
 
 
+def test_numpy_array_of_a_dtype_that_an_extension_registered_is_refused():
+    """Its `str` is that of bare bytes, and as such it would come back."""
+    rational = pytest.importorskip("numpy._core._rational_tests").rational
+    with pytest.raises(UnsupportedLeafError):
+        leaves.describe(np.array([rational(1, 3)]), "a")
+
+
 def test_numpy_memmap_is_refused(tmp_path):
     with pytest.raises(UnsupportedLeafError, match="memmap"):
         leaves.describe(np.memmap(tmp_path / "m", np.uint8, "w+", shape=(3,)), "a")

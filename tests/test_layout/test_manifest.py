@@ -161,8 +161,18 @@ def test_name_that_stands_twice_is_refused_at_any_depth():
             Manifest.from_bytes(data)
 
 
+def alone(**fields):
+    """Change the first array where no stripe contradicts the change."""
+
+    def edit(document):
+        document["arrays"][0].update(fields)
+        document.update(layout=None, nodes=[])
+
+    return edit
+
+
 def set_path(path):
-    return lambda d: d["arrays"][0].update(path=path)
+    return alone(path=path)
 
 
 EDITS = {
@@ -186,7 +196,7 @@ EDITS = {
     "shape of floats": lambda d: d["arrays"][0].update(shape=[10.0, 10]),
     "shape no list": lambda d: d["arrays"][0].update(shape=None),
     "chunk shape zero": lambda d: d["arrays"][0].update(chunk_shape=[0, 10]),
-    "chunk shape not contiguous": lambda d: d["arrays"][0].update(chunk_shape=[2, 5]),
+    "chunk shape not contiguous": alone(chunk_shape=[10, 1]),
     "chunk shape of other axes": lambda d: d["arrays"][0].update(chunk_shape=[100]),
     "dtype unknown": lambda d: d["arrays"][0].update(dtype="float33"),
     "dtype of objects": lambda d: d["arrays"][0].update(dtype="|O"),
@@ -228,6 +238,13 @@ EDITS = {
 def test_manifest_that_contradicts_itself_raises_corrupt_data(name):
     with pytest.raises(CorruptDataError):
         Manifest.from_bytes(edited(EDITS[name]))
+
+
+def test_edits_start_from_arrays_that_they_can_contradict():
+    """With the same chunk count and without stripes, only the shape of the chunks is wrong."""
+    first = json.loads(DATA)["arrays"][0]
+    assert (first["shape"], first["chunk_shape"], len(first["digests"])) == ([10, 10], [1, 10], 10)
+    assert Manifest.from_bytes(edited(alone())).layout is None
 
 
 def test_manifest_beyond_the_limit_is_refused_before_it_is_parsed(monkeypatch):

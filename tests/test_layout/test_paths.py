@@ -61,6 +61,13 @@ def test_components_of_known_keys_are_frozen(keys, wanted):
     assert components(keys) == wanted
 
 
+def test_components_of_keys_with_equal_bits_still_differ():
+    """Two NaNs may be keys of one dict."""
+    keys = [values.encode_hashable(float("nan"), "") for _ in range(3)]
+    assert len(set(components(keys))) == 3
+    assert len(set(components([values.encode_hashable(key, "") for key in (("a,b",), ("a", "b"))]))) == 2
+
+
 def test_escape_of_long_names_with_one_beginning_differs():
     one, other = escape("x" * 300 + "1"), escape("x" * 300 + "2")
     assert one != other

@@ -461,6 +461,7 @@ BITS = {"dtype": "float32", "shape": [1], "bits": "AAAAAA=="}
         ({"t": "ndarray", "path": "x", **BITS, "grad": True}, UnknownFormatError),
         ({"t": "tensor", "path": "missing"}, CorruptDataError),
         ({"t": "tensor", "path": 3}, CorruptDataError),
+        ({"t": "tensor", "path": "../x", **BITS}, CorruptDataError),
         ({"t": "tensor", "path": "x", **BITS, "shape": [2]}, CorruptDataError),
         ({"t": "tensor", "path": "x", **BITS, "shape": [-1]}, CorruptDataError),
         ({"t": "tensor", "path": "x", **BITS, "shape": [True]}, CorruptDataError),
@@ -491,7 +492,7 @@ BITS = {"dtype": "float32", "shape": [1], "bits": "AAAAAA=="}
             CorruptDataError,
         ),
     ],
-    ids=map(str, range(32)),
+    ids=map(str, range(33)),
 )
 def test_damaged_tree_raises_and_names_what_is_wrong(tree, error):
     _, arrays, held = save({"w": torch.ones(100)})

@@ -27,6 +27,11 @@ def test_fresh_layout_holds_every_key_once_within_one_chunk(sizes, shards, parit
     assert layout.nodes_wanted == shards + parity
 
 
+def test_fresh_layout_gives_the_largest_of_a_group_to_the_emptiest_shard():
+    sizes = {"a": 8, "b": 7, "c": 6, "d": 5}
+    assert shard_bytes(assign(sizes, shards=2), sizes) == [13, 13]
+
+
 @given(SIZES, SHARDS)
 def test_layout_is_a_pure_function_of_sizes(sizes, shards):
     backwards = dict(reversed(sizes.items()))

@@ -1,0 +1,193 @@
+"""One run with everything that the engine works with, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastcheck_dask.engine import save
+from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.engine.recover import Recovered, Recovery
+from fastcheck_dask.engine.save import Base, PeerSaver, Saved, Snapshot
+from fastcheck_dask.engine.snapshot import as_base, describe, parse
+from fastcheck_dask.layout.chunks import place
+from fastcheck_dask.layout.leaves import copy_bits
+from fastcheck_dask.layout.state import flatten
+from fastcheck_dask.placement.policy import Choice, choose
+from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes, InlineEncoder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.object_store import open_store
+
+RUN = "run-1"
+
+
+class Rig:
+    """Saves and loads as the agent and the manager do, step by step."""
+
+    def __init__(self, folder: Path, *, nodes: int = 4, chunk_bytes: int = 4096, **options: Any) -> None:
+        self.nodes = FakeNodes(nodes, **options)
+        self.coordinator = FakeCoordinator()
+        self.claim = self.coordinator.claim(RUN, "test")
+        self.local = LocalTier(RUN, folder / "shm")
+        self.folder = CheckpointFolder(open_store(str(folder / "objects")))
+        self.encoder = InlineEncoder()
+        self.saver = PeerSaver(RUN, self.coordinator, self.claim, self.encoder, self.nodes.client)
+        self.persister = Persister(
+            str(folder / "objects"), self.folder, self.encoder, self.coordinator, self.nodes.client
+        )
+        self.chunk_bytes = chunk_bytes
+        self.base: Base | None = None
+        self._turn = itertools.cycle((0, 1))
+        self._tokens = itertools.count(1)
+
+    def close(self) -> None:
+        self.nodes.close()
+        self.local.close()
+
+    # ---- saving
+
+    def snapshot(self, state: Any, tag: str = "t", *, token: str | None = None) -> Snapshot:
+        """Copy a state into the slot whose turn it is."""
+        slot = self.local.slots[next(self._turn)]
+        flat = flatten(state, chunk_bytes=self.chunk_bytes)
+        placement = place(flat.arrays)
+        token = token or f"token-{next(self._tokens)}"
+        slot.clear()
+        slot.reserve(placement.total_bytes)
+        slot.begin(token, tag)
+        for spec, source in zip(flat.arrays, flat.sources, strict=True):
+            start = placement.offsets[spec.path]
+            copy_bits(source, slot.data[start : start + spec.nbytes])
+        document = describe(token=token, tag=tag, created_unix=1.5, tree=flat.tree, arrays=flat.arrays)
+        slot.complete(document, placement.total_bytes)
+        return parse(slot.path, document)
+
+    def slot_of(self, snapshot: Snapshot) -> Any:
+        return next(slot for slot in self.local.slots if slot.path == snapshot.slot)
+
+    def choice(self, shards: int | None = None, **options: Any) -> Choice:
+        latest = self.coordinator.latest(RUN)
+        arguments = {"wanted": shards, "max_shards": 3, "previous": latest.nodes if latest else ()}
+        return choose(self.nodes.infos, **(arguments | options))
+
+    def commit(self, snapshot: Snapshot, choice: Choice | None = None, **options: Any) -> Saved:
+        """Save a snapshot that lies in a slot; what fails leaves base and records as they were."""
+        latest = self.coordinator.latest(RUN)
+        generation = 1 + (latest.generation if latest else 0)
+        arguments = {"latest": latest, "base": self.base, "generation": generation}
+        slot = self.slot_of(snapshot)
+        saved = asyncio.run(
+            self.saver.save(snapshot, choice or self.choice(), seal=slot.seal, **(arguments | options))
+        )
+        slot.commit(saved.record.generation)
+        self.base = as_base(slot.path, saved.manifest)
+        return saved
+
+    def save(self, state: Any, tag: str = "t", *, choice: Choice | None = None) -> Saved:
+        return self.commit(self.snapshot(state, tag), choice)
+
+    def retry(self, snapshot: Snapshot, **options: Any) -> Saved:
+        return self.commit(snapshot, **options)
+
+    def persist(self, saved: Saved, *, from_host: bool = True) -> Any:
+        source = self.base if from_host else None
+        return asyncio.run(
+            self.persister.persist(saved.manifest, saved.manifest_bytes, record=saved.record, source=source)
+        )
+
+    # ---- loading
+
+    def forget_local(self) -> None:
+        """Lose the training host."""
+        for slot in self.local.slots:
+            slot.clear()
+        self.base = None
+
+    def recover(self, *, folder: bool = True, **options: Any) -> Recovered | None:
+        recovery = Recovery(self.local, self.folder if folder else None, self.nodes.client)
+        return asyncio.run(recovery.load(self.coordinator.commits(RUN), **options))
+
+    def loader(self, saved: Saved, memory: dict[str, Any], *, folder: bool = False) -> ChunkLoader:
+        """Return a loader whose regions are uint8 arrays that appear in `memory`."""
+        sizes = saved.manifest.sizes
+
+        def region(key: str) -> Any:
+            return memory.setdefault(key, np.zeros(sizes[key], np.uint8))
+
+        return ChunkLoader(
+            saved.manifest,
+            region,
+            record=saved.record,
+            client=self.nodes.client,
+            folder=self.folder if folder else None,
+            report=LoadReport(saved.record.generation, saved.record.tag),
+        )
+
+    def committed_at(self, name: str) -> Any:
+        found = self.nodes[name].store.holds(RUN)["committed"]
+        return None if found is None else tuple(found)
+
+    def staged_at(self, name: str) -> Any:
+        return self.nodes[name].store.holds(RUN)["staged"]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Make runs, and end their threads whatever happens."""
+    with contextlib.ExitStack() as stack:
+        numbers = itertools.count()
+
+        def make(**options: Any) -> Rig:
+            made = Rig(tmp_path / str(next(numbers)), **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture(autouse=True)
+def quick_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait between two attempts to commit."""
+    monkeypatch.setattr(save, "_COMMIT_RETRY", 0.0)
+
+
+def state_of(seed: int, *, step: int = 0, arrays: int = 5) -> dict[str, Any]:
+    """Return a small training state: weights that drift with `step`, momenta that do not resemble."""
+    rng = np.random.default_rng(seed)
+    state: dict[str, Any] = {"step": step}
+    for number in range(arrays):
+        weights = rng.normal(size=700 + 400 * number).astype(np.float32)
+        drift = np.random.default_rng([seed, step, number]).integers(0, 2, weights.size, np.uint32)
+        state[f"w{number}"] = (weights.view(np.uint32) ^ (drift if step else 0)).view(np.float32)
+    state["momentum"] = np.random.default_rng([seed, step, 99]).normal(size=900)
+    return state
+
+
+def same(left: Any, right: Any) -> bool:
+    """Say whether two states have the same bits."""
+    return left.keys() == right.keys() and all(
+        np.asarray(left[key]).tobytes() == np.asarray(right[key]).tobytes()
+        and np.asarray(left[key]).dtype == np.asarray(right[key]).dtype
+        for key in left
+    )
+
+
+class States:
+    """The functions above, for tests: they cannot import a conftest."""
+
+    of = staticmethod(state_of)
+    same = staticmethod(same)
+
+
+@pytest.fixture(scope="session")
+def states() -> type[States]:
+    return States
