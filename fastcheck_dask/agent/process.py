@@ -188,7 +188,9 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         outbox.post({"event": "cannot_start", "error": to_wire(error)})
     finally:
         if coordinator is not None:
-            await asyncio.to_thread(coordinator.close)
+            # The kernel or the session's end takes back what could not be given back.
+            with contextlib.suppress(FastCheckError):
+                await asyncio.to_thread(coordinator.close)
         if lock is not None:
             lock.release()
         await outbox.flushed()

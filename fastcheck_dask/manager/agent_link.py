@@ -1,117 +1,205 @@
-"""The trainer's end of the line to its agent: starts it, asks it, hears from it."""
+"""The trainer's end of the line to one agent: asks it, hears from it, and notices when it dies or hangs."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
+import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from fastcheck_dask.agent.channel import BlockingChannel, Message
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.errors import ClosedError, CoordinationError, TierTimeoutError, from_wire
+from fastcheck_dask.errors import (
+    ClosedError,
+    CoordinationError,
+    FastCheckError,
+    SaveFailedError,
+    TierTimeoutError,
+    from_wire,
+)
+from fastcheck_dask.manager.agent_start import start_agent
+from fastcheck_dask.manager.handle import SaveHandle
+from fastcheck_dask.manager.in_flight import InFlight
+
+log = logging.getLogger(__name__)
 
 #: How long a new agent may take until it serves; it may wait for its predecessor and for a session to end.
 START_SECONDS = 120.0
-_REQUEST_SECONDS = 60.0
+#: How long the answer to one question may take.
+REQUEST_SECONDS = 60.0
+#: An agent is asked this often whether it lives,
+PING_SECONDS = 10.0
+#: and is ended when it was silent this many times in a row. Counted, not timed: a trainer that was stopped
+#: together with its agent finds hours gone by on waking up.
+SILENT_PINGS = 12
+#: How long an agent may take to end after it closed the channel.
+_EXIT_SECONDS = 10.0
+_WAIT_NOTICE_SECONDS = 30.0
 
 
 class AgentLink:
-    """One agent process and the channel to it.
+    """One agent process, the channel to it, which slots it has left free, and the saves it is busy with.
 
     Parameters
     ----------
     start : dict
         The first message: what the agent works on.
-    on_event : callable
-        Called with every message about a save, from the link's own thread.
-    on_lost : callable
-        Called once, from that thread, when the agent has ended.
+    on_failure : callable
+        Called with the error of each save that falls short.
+
+    Raises
+    ------
+    CoordinationError
+        If the process cannot be started.
+
+    Notes
+    -----
+    Any thread may call, except that saves are handed over one after the other. Two threads of its own live
+    as long as the agent: one receives, one watches. When the agent ends, `lost` is set, and every save that
+    was not done fails.
     """
 
-    def __init__(
-        self, start: Message, on_event: Callable[[Message], None], on_lost: Callable[[AgentLink], None]
-    ) -> None:
-        self._on_event, self._on_lost = on_event, on_lost
+    def __init__(self, start: Message, on_failure: Callable[[FastCheckError], None]) -> None:
+        self.in_flight = InFlight(on_failure)
+        self.lost = False
+        #: After `close`: whether the newest checkpoint is in another tier than this host's memory.
+        self.safe_elsewhere = False
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._replies: dict[int, Message] = {}
         self._first: Message | None = None
-        self.lost = False
-        #: After `close`: whether the newest checkpoint is in another tier than this host's memory.
-        self.safe_elsewhere = False
+        self._free: set[int] = set()
+        self._closing = False
+        self._heard = True
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fastcheck_dask.agent.process",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                # A process group of its own: what kills the trainer's group must not kill the save in flight.
-                start_new_session=True,
-            )
         self._channel = BlockingChannel(ours)
-        self._channel.send(start)
-        self._thread = threading.Thread(target=self._listen, name="fastcheck-agent-link", daemon=True)
-        self._thread.start()
+        with theirs:
+            try:
+                self._process = start_agent(theirs.fileno())
+            except BaseException:
+                self._channel.close()
+                raise
+        self._threads = [
+            threading.Thread(target=target, name=f"fastcheck-agent-{target.__name__[1:]}", daemon=True)
+            for target in (self._listen, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            self._channel.send(start)
+        except ClosedError:
+            # It died at once; `wait_ready` says so.
+            log.debug("agent %d did not take the first message", self.pid)
 
     @property
     def pid(self) -> int:
         """The agent's process id."""
         return self._process.pid
 
-    def wait_ready(self) -> list[int]:
-        """Wait until the agent serves; return the free slots, or raise what kept it from starting."""
+    def wait_ready(self) -> None:
+        """Wait until the agent serves, or raise what kept it from starting."""
         first = self._wait(lambda: self._first, START_SECONDS, "start")
         if first["event"] == "cannot_start":
-            self.end()
             raise from_wire(first["error"])
-        return list(first["free"])
 
-    def save(self, slot: int, seq: int) -> None:
-        """Hand over the snapshot in a slot."""
-        self._channel.send({"op": "save", "slot": slot, "seq": seq})
+    def free_slot(self, stop: Callable[[], bool] | None = None) -> int | None:
+        """Return a free slot; it stays free until it is handed over.
+
+        Parameters
+        ----------
+        stop : callable, optional
+            Says whether to go on waiting makes no sense any more; `nudge` has it asked. Without it nothing is
+            waited for.
+
+        Returns
+        -------
+        int or None
+            None if there is none, or the agent is lost.
+
+        Notes
+        -----
+        The wait lasts as long as the agent is alive and answers, because a slow tier is no failure; an agent
+        that hangs is ended after `PING_SECONDS` times `SILENT_PINGS`, and then it is over.
+        """
+        with self._changed:
+            waited = 0.0
+            while not self._free and not self.lost:
+                if stop is None or stop():
+                    return None
+                if not self._changed.wait(_WAIT_NOTICE_SECONDS):
+                    waited += _WAIT_NOTICE_SECONDS
+                    log.warning(
+                        "training has waited %.0f s for earlier saves to leave a slot; the tiers are slower "
+                        "than the saves come (on_busy='skip' would leave this one out)",
+                        waited,
+                    )
+            return None if self.lost else min(self._free)
+
+    def nudge(self) -> None:
+        """Have whoever waits for a slot ask whether to stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def save(self, number: int, handle: SaveHandle) -> None:
+        """Hand over the snapshot in a slot; what becomes of it is told on the handle."""
+        seq = self.in_flight.add(handle)
+        message = {"op": "save", "slot": number, "seq": seq}
+        try:
+            with self._changed:
+                self._free.discard(number)
+            self._channel.send(message)
+        except ClosedError as error:
+            self.in_flight.fail(seq, SaveFailedError(f"save {handle.tag!r}: {error}"))
+        except BaseException:
+            # A signal's exception, and perhaps it is sent already: the agent takes each number once.
+            self._channel.send(message)
+            raise
+
+    def adopt(self, number: int) -> None:
+        """Offer the checkpoint that a load put into a slot as delta base."""
+        # Taken first: were it used again while the agent encodes against it, deltas would be wrong.
+        with self._changed:
+            self._free.discard(number)
+        if not self.ask("adopt", slot=number)["adopted"]:
+            self._give_back(number)
 
     def ask(self, op: str, **arguments: Any) -> Message:
         """Send a request and wait for its reply."""
         number = next(self._ids)
         self._channel.send({"op": op, "id": number, **arguments})
-        reply = self._wait(lambda: self._replies.pop(number, None), _REQUEST_SECONDS, op)
+        reply = self._wait(lambda: self._replies.pop(number, None), REQUEST_SECONDS, op)
         if "error" in reply:
             raise from_wire(reply["error"])
         return reply
 
     def close(self, timeout: float) -> bool:
         """Let the agent finish what is in flight and end; False if it did not within `timeout` seconds."""
+        self._closing = True
         try:
             self._channel.send({"op": "close"})
             self._process.wait(timeout)
         except ClosedError:
-            pass
+            return True
         except subprocess.TimeoutExpired:
-            self.end()
             return False
-        self.end()
-        return True
+        else:
+            return True
+        finally:
+            self.end()
 
     def end(self) -> None:
         """End the agent at once, whatever it is doing. Idempotent."""
+        self._closing = True
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._channel.close()
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join()
 
     def _wait(self, found: Callable[[], Message | None], seconds: float, what: str) -> Message:
         deadline = Deadline.after(seconds)
@@ -128,24 +216,85 @@ class AgentLink:
                     )
             return message
 
+    def _give_back(self, number: int) -> None:
+        with self._changed:
+            self._free.add(number)
+            self._changed.notify_all()
+
     def _listen(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            event = message["event"]
-            if event == "log":
-                logging.getLogger(message["logger"]).log(message["level"], "%s", message["text"])
-            elif event == "reply":
-                with self._changed:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._heard = True
+                self._take(message)
+        except Exception:  # nothing that it said can be relied on: its saves must fail, and not wait for ever
+            log.exception("the agent (process %d) cannot be understood and is ended", self.pid)
+            self._process.kill()
+        self._is_lost()
+
+    def _take(self, message: Message) -> None:
+        event = message["event"]
+        if event == "log":
+            logging.getLogger(message["logger"]).log(message["level"], "%s", message["text"])
+        elif event == "free":
+            self._give_back(message["slot"])
+        elif event == "closed":
+            self.safe_elsewhere = message["safe"]
+        elif event in ("reply", "ready", "cannot_start"):
+            with self._changed:
+                if event == "reply":
                     self._replies[message["id"]] = message
-                    self._changed.notify_all()
-            elif event in ("ready", "cannot_start"):
-                with self._changed:
+                elif self._first is None:
                     self._first = message
-                    self._changed.notify_all()
-            elif event == "closed":
-                self.safe_elsewhere = message["safe"]
-            else:
-                self._on_event(message)
+                    self._free.update(message.get("free", ()))
+                self._changed.notify_all()
+        elif event != "pong":
+            self.in_flight.take(message)
+
+    def _is_lost(self) -> None:
+        try:
+            self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._channel.close()
         with self._changed:
             self.lost = True
             self._changed.notify_all()
-        self._on_lost(self)
+        if self._closing:
+            reason = "the manager was closed before this save was done: it is lost"
+        else:
+            reason = (
+                f"the agent (process {self.pid}) died (status {self._process.returncode}) while this save was "
+                "on its way; the next save starts a new one"
+            )
+        self.in_flight.fail_all(lambda handle: SaveFailedError(f"save {handle.tag!r}: {reason}"))
+
+    def _watch(self) -> None:
+        """See to it that the agent's end is noticed, and end it when it hangs."""
+        try:
+            process = os.pidfd_open(self.pid)
+        except OSError:
+            self._channel.shut()
+            return
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        silent = 0
+        while not poller.poll(PING_SECONDS * 1000):
+            if self._closing or self._first is None:
+                continue
+            silent = 0 if self._heard else silent + 1
+            self._heard = False
+            if silent >= SILENT_PINGS:
+                log.error("the agent (process %d) does not answer any more and is ended", self.pid)
+                self._process.kill()
+            else:
+                self._ping()
+        os.close(process)
+        # A process that was forked just when the agent was started may hold a copy of its end of the socket.
+        self._channel.shut()
+
+    def _ping(self) -> None:
+        try:
+            self._channel.send({"op": "ping"})
+        except ClosedError:
+            log.debug("agent %d is gone", self.pid)

@@ -46,7 +46,6 @@ class Rig:
         )
         self.chunk_bytes = chunk_bytes
         self.base: Base | None = None
-        self._turn = itertools.cycle((0, 1))
         self._tokens = itertools.count(1)
 
     def close(self) -> None:
@@ -56,8 +55,8 @@ class Rig:
     # ---- saving
 
     def snapshot(self, state: Any, tag: str = "t", *, token: str | None = None) -> Snapshot:
-        """Copy a state into the slot whose turn it is."""
-        slot = self.local.slots[next(self._turn)]
+        """Copy a state into the slot that does not hold the base."""
+        slot = next(slot for slot in self.local.slots if self.base is None or slot.path != self.base.slot)
         flat = flatten(state, chunk_bytes=self.chunk_bytes)
         placement = place(flat.arrays)
         token = token or f"token-{next(self._tokens)}"
@@ -83,11 +82,9 @@ class Rig:
         """Save a snapshot that lies in a slot; what fails leaves base and records as they were."""
         latest = self.coordinator.latest(RUN)
         generation = 1 + (latest.generation if latest else 0)
-        arguments = {"latest": latest, "base": self.base, "generation": generation}
         slot = self.slot_of(snapshot)
-        saved = asyncio.run(
-            self.saver.save(snapshot, choice or self.choice(), seal=slot.seal, **(arguments | options))
-        )
+        arguments = {"latest": latest, "base": self.base, "generation": generation, "seal": slot.seal}
+        saved = asyncio.run(self.saver.save(snapshot, choice or self.choice(), **(arguments | options)))
         slot.commit(saved.record.generation)
         self.base = as_base(slot.path, saved.manifest)
         return saved

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +23,7 @@ from fastcheck_dask.layout.stripes import assign, is_parity_key, parity_nbytes
 
 WIDTHS = {"float32": 4, "float64": 8, "bfloat16": 2, "uint8": 1, "complex128": 16}
 
-#: A state is {name: (dtype, elements)}; a history is a list of (state, keys lost at the nodes, shards, rebase).
+#: A state is {name: (dtype, elements)}.
 states = st.dictionaries(
     st.sampled_from("abcdefgh"),
     st.tuples(st.sampled_from(sorted(WIDTHS)), st.integers(1, 40)),
@@ -120,7 +122,7 @@ def test_jobs_for_peers_hold_every_chunk_once_within_budget(state, shards, parit
         stripes = {content.layout.position[task.key][0].id for task in job.tasks}
         assert job.raw_bytes <= budget or len(stripes) == 1
         assert job.raw_bytes == sum(task.nbytes for task in job.tasks)
-    for left, right in zip(jobs, jobs[1:], strict=False):
+    for left, right in itertools.pairwise(jobs):
         first = content.layout.position[right.tasks[0].key][0]
         of_first = sum(t.nbytes for t in right.tasks if content.layout.position[t.key][0] == first)
         assert left.raw_bytes + of_first > budget

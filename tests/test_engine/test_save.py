@@ -118,15 +118,11 @@ def test_save_node_fails_before_commit_former_generation_stays(rig, states, node
 def test_save_node_dies_for_good_goes_to_others_whole(rig, states, node):
     run = rig(nodes=5)
     run.save(states.of(1))
+    before = run.choice()
     run.nodes[node].down = True
     snapshot = run.snapshot(states.of(1, step=1))
     with pytest.raises(NodeUnavailableError):
-        run.commit(
-            snapshot,
-            run.choice(excluded=(), wanted=3).__class__(
-                3, True, tuple(run.nodes[name].info for name in run.coordinator.latest("run-1").nodes)
-            ),
-        )
+        run.commit(snapshot, before)
     saved = run.retry(snapshot)
     assert node not in saved.record.nodes
     assert "n4" in saved.record.nodes
@@ -193,8 +189,8 @@ def test_commit_outcome_unknown_next_save_finds_out(rig, states, monkeypatch, do
     if done:
         recovered = run.recover(folder=False)
         assert states.same(recovered.state, states.of(1, step=1))
-    # The slot with the base is the other one; a base that is not the latest is not used.
-    run.local.slots[0].clear()
+    # As the agent does with a save that failed; a base that is not the latest is not used.
+    run.slot_of(lost).clear()
     saved = run.save(states.of(1, step=2))
     assert saved.record.generation == latest.generation + 1
     assert loads(run, states.of(1, step=2), states)
@@ -286,6 +282,7 @@ def test_save_base_of_other_checkpoint_is_not_used(rig, states):
     run = rig()
     run.save(states.of(1))
     old = run.base
+    run.base = None
     # Somebody else saved meanwhile: the nodes hold another base than this host.
     run.save(states.of(2))
     run.base = replace(old, slot=run.base.slot)
@@ -314,7 +311,6 @@ def test_save_base_advances_only_with_the_commit(rig, states):
         snapshot = run.snapshot(states.of(1, step=step))
         with pytest.raises(NodeUnavailableError):
             run.commit(snapshot)
-        next(run._turn)
     run.nodes["n3"].heal()
     saved = run.save(states.of(1, step=4))
     assert saved.record.generation == 2
@@ -415,3 +411,17 @@ def test_send_jobs_holds_at_most_parallel_jobs_and_sends_each_once(rig, states):
     asyncio.run(send_jobs(run.encoder, jobs, send, run.base.slot, None))
     assert sorted(sent) == sorted(saved.manifest.digests)
     assert most == run.encoder.parallel
+
+
+def test_save_base_was_damaged_in_the_slot_is_stale_and_goes_whole(rig, states):
+    run = rig()
+    first = run.save(states.of(1))
+    run.local.slots[0].data[12] ^= 1
+    snapshot = run.snapshot(states.of(1, step=1))
+    with pytest.raises(StaleBaseError, match="send it whole"):
+        run.commit(snapshot)
+    assert run.coordinator.latest("run-1") == first.record
+    run.base = None
+    saved = run.retry(snapshot)
+    assert saved.stats.deltas == 0
+    assert loads(run, states.of(1, step=1), states)

@@ -357,12 +357,10 @@ def test_deadline_over_while_waiting_raises_timeout() -> None:
 
 def train(trainer: ModuleType, manager: FastCheckManager, *, total: int, interrupt_at: int | None) -> Any:
     """Train to the end or to an interrupt, from what was saved; return the training."""
-    training = trainer.Training("adamw", seed=3 if interrupt_at is None else 7)
+    training = trainer.Training("adamw")
     wrapper = training.wrapper(Path(manager.checkpoint_dir), manager=manager)
     callback = FastCheckCallback(wrapper, every_n_steps=2)
     epoch, step = wrapper.load_checkpoint()
-    if step == 0:
-        trainer.seed(7)
     while step < total:
         training.step()
         step += 1

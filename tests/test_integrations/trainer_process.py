@@ -22,17 +22,13 @@ TOTAL = 10
 RECIPES = ("adamw", "sgd")
 
 
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 class Training:
     """A small MLP with everything that has a state, and a loop of which each step draws random numbers."""
 
     def __init__(self, recipe: str, seed: int = 7) -> None:
-        seed_all(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
         self.model = nn.Sequential(
             nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 4)
         )

@@ -1,0 +1,100 @@
+"""One agent at a time: started when needed, replaced when it died, ended with the manager."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fastcheck_dask.agent.channel import Message
+from fastcheck_dask.errors import ClosedError, CoordinationError, FastCheckError
+from fastcheck_dask.manager.agent_link import AgentLink
+from fastcheck_dask.manager.handle import SaveHandle
+
+log = logging.getLogger(__name__)
+
+
+class Agents:
+    """Gives the line to the present agent. Any thread may call.
+
+    Parameters
+    ----------
+    start : dict
+        What every agent is told first.
+    on_failure : callable
+        Called with the error of each save that falls short.
+    """
+
+    def __init__(self, start: Message, on_failure: Callable[[FastCheckError], None]) -> None:
+        self._start, self._on_failure = start, on_failure
+        #: Not a plain lock: a signal handler may close the manager while its own thread starts an agent.
+        self._starting = threading.RLock()
+        self._link: AgentLink | None = None
+        self._closed = False
+        #: The slot that is being filled or about to be handed over; a new agent leaves it alone.
+        self.at_work: int | None = None
+
+    def link(self) -> AgentLink:
+        """Return the line to an agent that lives, as far as is known; a dead one is replaced.
+
+        Raises
+        ------
+        ClosedError
+            After `close`.
+        FastCheckError
+            What kept a new agent from starting.
+        """
+        with self._starting:
+            if self._closed:
+                raise ClosedError("the manager is closed; make a new one")
+            if self._link is not None and not self._link.lost:
+                return self._link
+            self._link = None
+            link = AgentLink(self._start | {"keep": self.at_work}, self._on_failure)
+            try:
+                link.wait_ready()
+            except BaseException:
+                link.end()
+                raise
+            self._link = link
+            return link
+
+    def ask(self, op: str, **arguments: Any) -> Message:
+        """Ask the agent; if it dies of something else meanwhile, the next one."""
+        link = self.link()
+        try:
+            return link.ask(op, **arguments)
+        except (ClosedError, CoordinationError):
+            if not link.lost:
+                raise
+            return self.link().ask(op, **arguments)
+
+    @property
+    def in_flight(self) -> list[SaveHandle]:
+        """Handles of the saves that are not done."""
+        link = self._link
+        return [] if link is None else link.in_flight.handles
+
+    def nudge(self) -> None:
+        """Have whoever waits for a slot ask whether to stop."""
+        link = self._link
+        if link is not None:
+            link.nudge()
+
+    def close(self, seconds: float) -> bool:
+        """End the agent when it has finished what is in flight.
+
+        Returns
+        -------
+        bool
+            Whether the newest checkpoint is in another tier than this host's memory, as far as is known.
+        """
+        self._closed = True
+        link = self._link
+        if link is None:
+            return False
+        if not link.close(seconds):
+            log.error("the agent did not finish in %.0f s and was ended", seconds)
+            return False
+        return link.safe_elsewhere

@@ -1,0 +1,82 @@
+"""What a manager is told: checked, and made independent of the working directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fastcheck_dask.coordination.connect import sqlite_path
+from fastcheck_dask.errors import ConfigError
+from fastcheck_dask.ids import normalised
+from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
+
+_OPTIONS: Final = frozenset(
+    {
+        "encoders",
+        "close_timeout",
+        "max_shards",
+        "connect_timeout",
+        "floor_bandwidth",
+        "grace",
+        "coordinator_timeout",
+        "session_timeout",
+        "scheduler_timeout",
+    }
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an option that there is not: a typing error must not pass unnoticed."""
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise ConfigError(
+            f"FastCheckManager knows no option {', '.join(map(repr, unknown))}; "
+            f"besides those in its signature there are {', '.join(sorted(_OPTIONS))}"
+        )
+
+
+def place_of(checkpoint_dir: object) -> str:
+    """Return the one spelling of a checkpoint directory."""
+    location = _text(checkpoint_dir, "checkpoint_dir", "the path of a folder")
+    return normalised(location)
+
+
+def local_folder(local_dir: object) -> str | None:
+    """Return the absolute path of the local tier's folder; None for shared memory."""
+    if local_dir is None:
+        return None
+    return str(Path(_text(local_dir, "local_dir", "the path of a folder")).expanduser().absolute())
+
+
+def check_address(value: object, what: str) -> str:
+    """Return a scheduler's address or a coordinator's URL as text."""
+    if isinstance(value, str) and value.strip() == value and value:
+        return value
+    raise ConfigError(f"{what} must be a text like 'tcp://host:8786' or 'zk://host:2181/root', got {value!r}")
+
+
+def coordinator_url(url: str) -> str:
+    """Return the URL so that it names the same file from every working directory."""
+    if url.startswith("sqlite:"):
+        return f"sqlite:///{str(sqlite_path(url).expanduser().absolute()).lstrip('/')}"
+    return url
+
+
+def refuse_foreign_run(location: str, run: str, markers: Iterable[CommitMarker]) -> None:
+    """Raise `ConfigError` if the folder holds checkpoints of another run."""
+    for marker in markers:
+        if marker.run != run:
+            raise ConfigError(
+                f"{location} holds checkpoints of run {marker.run}, not of {run}; "
+                f"give run_id={marker.run!r}, or another checkpoint_dir"
+            )
+
+
+def _text(value: object, what: str, wanted: str) -> str:
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        if isinstance(text, str) and text and "\0" not in text:
+            return text
+    raise ConfigError(f"{what} must be {wanted}, got {value!r}")

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from fastcheck_dask import cli
+from fastcheck_dask.errors import ConfigError, TierError
+from fastcheck_dask.ids import check_name
+from fastcheck_dask.version import __version__
+from hypothesis import given
+from hypothesis import strategies as st
+
+GOOD = ["--coordinator", "sqlite:///tmp/c.db"]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
+    """What `run_storage` was called with, in place of running a node."""
+    calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
+    monkeypatch.setattr("fastcheck_dask.node.process.run_storage", lambda *a, **k: calls.append((a, k)))
+    return calls
+
+
+def test_storage_all_options_reach_the_node(ran):
+    arguments = [
+        *("--scheduler", "tcp://127.0.0.1:8786", "--coordinator", "zk://a:2181/root", "--memory", "2GiB"),
+        *("--name", "n1", "--rack", "r1", "--host", "0.0.0.0", "--port", "4711", "--insecure"),
+    ]
+    result = CliRunner().invoke(cli.dask_group, ["storage", *arguments])
+    assert result.exit_code == 0, result.output
+    assert ran == [
+        (
+            ("tcp://127.0.0.1:8786", "zk://a:2181/root"),
+            {
+                "memory_bytes": 2 * 2**30,
+                "name": "n1",
+                "rack": "r1",
+                "host": "0.0.0.0",
+                "port": 4711,
+                "insecure": True,
+            },
+        )
+    ]
+
+
+def test_storage_without_name_takes_host_and_pid(ran):
+    result = CliRunner().invoke(cli.main, ["storage", *GOOD])
+    assert result.exit_code == 0, result.output
+    options = ran[0][1]
+    assert str(options["name"]).endswith(f"-{os.getpid()}")
+    assert options["rack"] == "default"
+    assert options["insecure"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--coordinator"),
+        (["--coordinator", "http://x"], "sqlite:///"),
+        (["--coordinator", "sqlite://host/x"], "names a host"),
+        (["--coordinator", "zk://a:99999"], "a:99999"),
+        ([*GOOD, "--memory", "much"], "'much'"),
+        ([*GOOD, "--memory", "0"], "at least one byte"),
+        ([*GOOD, "--memory", "101%"], "at most 100%"),
+        ([*GOOD, "--name", "no/slash"], "no/slash"),
+        ([*GOOD, "--rack", ""], "--rack"),
+        ([*GOOD, "--port", "70000"], "70000"),
+        ([*GOOD, "--port", "x"], "--port"),
+        ([*GOOD, "--host", "0.0.0.0"], "--insecure"),
+        ([*GOOD, "--scheduler", "nonsense"], "tcp://host:8786"),
+        ([*GOOD, "--no-such-option"], "--no-such-option"),
+        ([*GOOD, "surplus"], "surplus"),
+    ],
+)
+@pytest.mark.parametrize("group", [cli.main, cli.dask_group])
+def test_storage_bad_value_is_one_line_and_status_2(ran, group, arguments, said):
+    result = CliRunner().invoke(group, ["storage", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert not ran
+
+
+def test_group_unknown_command_is_one_line_and_status_2():
+    result = CliRunner().invoke(cli.main, ["no-such-command"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "no-such-command" in result.stderr
+
+
+@pytest.mark.parametrize("error", [TierError("no room\nat all"), ConfigError("wrong")])
+def test_command_error_of_fastcheck_is_its_message_and_status_1(monkeypatch, error):
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fastcheck_dask.node.process.run_storage", fail)
+    result = CliRunner().invoke(cli.main, ["storage", *GOOD])
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {' '.join(str(error).split())}\n"
+
+
+def test_demo_that_compares_unequal_has_status_1(monkeypatch, tmp_path):
+    asked = []
+
+    def run(out: Path, **options: object) -> bool:
+        asked.append((out, options))
+        return len(asked) > 1
+
+    monkeypatch.setattr("fastcheck_dask.demo.command.run_demo", run)
+    arguments = ["demo", "--out", str(tmp_path), "--seed", "3", "--quick"]
+    assert CliRunner().invoke(cli.main, arguments).exit_code == 1
+    assert CliRunner().invoke(cli.main, arguments).exit_code == 0
+    assert asked[0] == (tmp_path, {"seed": 3, "keep": False, "quick": True})
+
+
+def test_demo_out_is_a_file_has_status_2(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(cli.main, ["demo", "--out", str(tmp_path / "file")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("group", [cli.main, cli.dask_group])
+def test_version_option_says_the_version(group: click.Group):
+    result = CliRunner().invoke(group, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"fastcheck, version {__version__}\n")
+
+
+@given(st.integers(1, 2**40))
+def test_memory_whole_bytes_are_exact(size):
+    assert cli.parse_memory(str(size)) == size
+
+
+def test_memory_share_is_of_what_the_machine_has():
+    whole = cli.parse_memory("100%")
+    assert 0 < whole
+    assert abs(cli.parse_memory("25 %") - whole // 4) <= 1
+
+
+@pytest.mark.parametrize("host", ["", "host.domain", "-odd_näme", "x" * 300])
+def test_default_node_name_any_host_can_name_a_node(monkeypatch, host):
+    monkeypatch.setattr(cli.socket, "gethostname", lambda: host)
+    assert check_name(cli.default_node_name(), "name")
+
+
+def test_import_of_cli_and_help_load_nothing_heavy():
+    # The package itself is replaced by an empty one: what it imports is not the command's affair.
+    code = f"""
+import sys, types
+package = types.ModuleType("fastcheck_dask")
+package.__path__ = [{str(Path(cli.__file__).parent)!r}]
+sys.modules["fastcheck_dask"] = package
+from fastcheck_dask import cli
+try:
+    cli.main(["storage", "--help"])
+except SystemExit as end:
+    assert end.code == 0
+heavy = ("torch", "distributed", "dask", "sklearn", "matplotlib", "numpy", "rich", "zarr", "kazoo")
+print([name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_import_of_package_and_cli_load_no_framework():
+    code = "import fastcheck_dask.cli, sys; print([n for n in ('torch', 'sklearn', 'matplotlib') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_dask_fastcheck_storage_serves_until_sigterm(tmp_path):
+    command = [sys.executable, "-m", "dask", "fastcheck", "storage", "--memory", "1MiB", "--name", "n1"]
+    command += ["--coordinator", f"sqlite:///{tmp_path}/coord.db"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("fastcheck storage n1: data fcs://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

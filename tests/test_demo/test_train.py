@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fastcheck_dask.demo.train import digest_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+#: Trains in a process of its own, because it changes torch's global settings: n steps, or m, restored, and n - m.
+CODE = """
+import sys
+from fastcheck_dask.demo.train import prepare
+model, steps, cut = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+training = prepare(model, seed=5, quick=True)
+for _ in range(steps if not cut else cut):
+    training.step()
+if cut:
+    import copy
+    state = copy.deepcopy(training.state())
+    training = prepare(model, seed=99, quick=True)
+    training.restore(state)
+    for _ in range(steps - cut):
+        training.step()
+print(training.digests())
+"""
+
+
+def trained(model: str, steps: int, cut: int = 0) -> str:
+    command = [sys.executable, "-c", CODE, model, str(steps), str(cut)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vgg", "gpt"])
+def test_training_restored_goes_on_bit_for_bit(model):
+    whole = trained(model, 4)
+    assert "weights" in whole
+    assert trained(model, 4, cut=3) == whole
+    assert trained(model, 3) != whole
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        ([1, [2]], [[1], 2]),
+        ({"a": 1}, {"b": 1}),
+        ((1,), [1]),
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+    ],
+)
+def test_digest_of_what_differs_differs(one, other):
+    assert digest_of(one) != digest_of(other)
+
+
+@given(st.lists(st.floats(allow_nan=False)))
+def test_digest_of_equal_tensors_is_equal(values):
+    one = torch.tensor(values, dtype=torch.float64)
+    strided = torch.stack([one, one], dim=1)[:, 0]
+    assert digest_of({"x": one}) == digest_of({"x": strided})
