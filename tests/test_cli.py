@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fastcheck_dask import cli
 from fastcheck_dask.errors import ConfigError, TierError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.version import __version__
-from hypothesis import given
-from hypothesis import strategies as st
 
 GOOD = ["--coordinator", "sqlite:///tmp/c.db"]
 
@@ -138,7 +139,7 @@ def test_memory_whole_bytes_are_exact(size):
 
 def test_memory_share_is_of_what_the_machine_has():
     whole = cli.parse_memory("100%")
-    assert 0 < whole
+    assert whole > 0
     assert abs(cli.parse_memory("25 %") - whole // 4) <= 1
 
 
@@ -168,7 +169,10 @@ print([name for name in heavy if name in sys.modules])
 
 
 def test_import_of_package_and_cli_load_no_framework():
-    code = "import fastcheck_dask.cli, sys; print([n for n in ('torch', 'sklearn', 'matplotlib') if n in sys.modules])"
+    code = """
+import fastcheck_dask.cli, sys
+print([name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules])
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -125,7 +125,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(inner)
     elif isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        flat = value.detach().clone(memory_format=torch.contiguous_format).view(-1)
+        yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, float):
         yield np.float64(value).tobytes()
     else:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+
 from fastcheck_dask.demo.results import Attempt, Outcome, Recovery
 from fastcheck_dask.demo.scenario import scenario
 
 pytest.importorskip("matplotlib")
 
-from fastcheck_dask.demo.plot import draw  # noqa: E402
+from fastcheck_dask.demo.plot import draw
 
 
 def test_draw_outcome_without_a_committed_save_is_a_png(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from fastcheck_dask.demo import leash
 from fastcheck_dask.demo.processes import Child, DemoFailedError, no_orphans
 

@@ -4,17 +4,18 @@ import json
 from typing import Any
 
 import pytest
+
 from fastcheck_dask.demo.results import Attempt, Outcome, Recovery, Save, tier_row
 from fastcheck_dask.demo.scenario import scenario
 
 DIGESTS = {"weights": "a", "optimizer": "b", "losses": "c"}
 
 
-def finished(losses: list[float], **changed: str) -> Attempt:
+def finished(curve: list[float], **changed: str) -> Attempt:
     attempt = Attempt()
-    for step, loss in enumerate(losses, 1):
+    for step, loss in enumerate(curve, 1):
         attempt.take({"event": "step", "step": step, "loss": loss, "seconds": 0.1})
-    attempt.take({"event": "done", "digests": DIGESTS | changed, "losses": losses})
+    attempt.take({"event": "done", "digests": DIGESTS | changed, "losses": curve})
     return attempt
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from fastcheck_dask.demo.scenario import MODELS, Scenario, scenario
 
 

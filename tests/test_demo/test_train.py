@@ -4,14 +4,15 @@ import subprocess
 import sys
 
 import pytest
-from fastcheck_dask.demo.train import digest_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fastcheck_dask.demo.train import digest_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-#: Trains in a process of its own, because it changes torch's global settings: n steps, or m, restored, and n - m.
+#: Trains n steps, or m, restored, and n - m; in a process of its own, because it changes torch's settings.
 CODE = """
 import sys
 from fastcheck_dask.demo.train import prepare
