@@ -110,7 +110,9 @@ class SlotUse:
         for number in self._uses:
             state = self.status(number).state
             if number != keep and state not in (SlotState.EMPTY, SlotState.COMMITTED):
-                log.warning("slot %d: a snapshot (%s) that was never committed is dropped", number, state.name)
+                log.warning(
+                    "slot %d: a snapshot (%s) that was never committed is dropped", number, state.name
+                )
                 self[number].clear()
 
     def orphans(self) -> list[int]:

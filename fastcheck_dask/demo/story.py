@@ -15,6 +15,7 @@ from fastcheck_dask.demo.progress import Screen
 from fastcheck_dask.demo.results import Outcome, Recovery
 from fastcheck_dask.demo.scenario import MODELS, TITLES, Scenario, scenario
 from fastcheck_dask.demo.trainer import Storage, Trainer
+from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.ids import run_id_for
 from fastcheck_dask.tiers.local import SHARED_MEMORY, LocalTier
 
@@ -59,14 +60,31 @@ def tell_story(folder: Path, *, seed: int, quick: bool, screen: Screen) -> list[
 
 @contextmanager
 def work_folder(out: Path, *, keep: bool) -> Iterator[Path]:
-    """Make a new folder in `out`, and remove it after the block unless it is to be kept."""
+    """Make a new folder in `out`, and remove it after the block unless it is to be kept.
+
+    After an error of FastCheck the logs, which the message names, are kept in any case.
+    """
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=out)).resolve()
+    spared: set[Path] = set()
     try:
         yield folder
+    except FastCheckError:
+        spared.add(folder / "logs")
+        raise
     finally:
         if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, spared)
+
+
+def _remove(folder: Path, spared: set[Path]) -> None:
+    for entry in set(folder.iterdir()) - spared:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 class _Job:

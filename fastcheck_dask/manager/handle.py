@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, Literal
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.errors import ConfigError, FastCheckError, TierTimeoutError
+from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, TierTimeoutError
 
 Level = Literal["local", "peers", "object"]
 LEVELS: tuple[Level, ...] = ("local", "peers", "object")
@@ -43,6 +44,7 @@ class SaveHandle:
         #: Levels that are not reached because the settings say so: no failure.
         self._waived: set[Level] = set()
         self._changed = threading.Condition()
+        self._pid = os.getpid()
 
     def wait(self, level: Level | None = None, timeout: float | None = None) -> SaveHandle:
         """Wait until the save has reached a level.
@@ -63,10 +65,13 @@ class SaveHandle:
         ------
         FastCheckError
             Why the level cannot be reached.
+        ClosedError
+            In a forked child, which would never hear of it.
         TierTimeoutError
             If `timeout` is over; the save goes on.
         """
         level = self._level(level)
+        self._check_process()
         deadline = Deadline.after(timeout)
         with self._changed:
             while level not in self._reached:
@@ -95,6 +100,7 @@ class SaveHandle:
 
     def exception(self, timeout: float | None = None) -> FastCheckError | None:
         """Wait until the save is done; return why it fell short of a level, None if it did not."""
+        self._check_process()
         deadline = Deadline.after(timeout)
         with self._changed:
             while not self.done():
@@ -108,6 +114,12 @@ class SaveHandle:
         """The highest level reached so far; None if the snapshot was not taken."""
         with self._changed:
             return next((v for v in reversed(LEVELS) if v in self._reached), None)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"save {self.tag!r} belongs to process {self._pid}, of which this one was forked; wait there"
+            )
 
     def __repr__(self) -> str:
         return f"<SaveHandle {self.tag!r} generation={self.generation} level={self.level}>"

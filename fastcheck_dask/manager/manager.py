@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fastcheck_dask.agent.channel import Message
+from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.load import LoadReport
-from fastcheck_dask.engine.recover import Recovery
-from fastcheck_dask.engine.snapshot import describe
+from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import (
     ClosedError,
     ConfigError,
     FastCheckError,
+    FencedError,
     RunInUseError,
     SaveBusyError,
-    SaveFailedError,
-    TooFewNodesError,
-    from_wire,
+    TierError,
 )
-from fastcheck_dask.ids import check_name, new_token, normalised, run_id_for
-from fastcheck_dask.layout.chunks import place
-from fastcheck_dask.layout.leaves import copy_bits
+from fastcheck_dask.ids import check_name, run_id_for
 from fastcheck_dask.layout.state import FlatState, flatten
 from fastcheck_dask.manager.agent_link import AgentLink
+from fastcheck_dask.manager.agents import Agents
+from fastcheck_dask.manager.arguments import (
+    check_address,
+    check_options,
+    coordinator_url,
+    local_folder,
+    place_of,
+    refuse_foreign_run,
+)
 from fastcheck_dask.manager.handle import SaveHandle
-from fastcheck_dask.manager.scheduler import ask_scheduler, run_apart
+from fastcheck_dask.manager.ownership import Ownership
+from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
+from fastcheck_dask.manager.snapshots import take_snapshot
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.local import LocalTier, Slot
+from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
-from fastcheck_dask.tiers.process_lock import ProcessLock
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +70,8 @@ class FastCheckManager:
     run_id : str, optional
         Name of the run.
     on_busy : {"wait", "skip", "raise"}, optional
-        What `save_async` does while both slots are in use by earlier saves.
+        What `save_async` does while both slots are in use by earlier saves. ``"wait"`` waits as long as it
+        takes: a slow tier is no failure. (An agent that hangs is ended after two minutes.)
     persist_every : int, optional
         Write each k-th generation to the object tier; 0 writes none.
     local_dir : str or Path, optional
@@ -71,20 +79,22 @@ class FastCheckManager:
     chunk_bytes : int or str, optional
         Largest chunk.
     **options
-        Any other key of `fastcheck_dask.config.Settings`.
+        ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
+        ``coordinator_timeout``, ``session_timeout``, ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------
     ConfigError
         If an argument cannot be used.
     RunInUseError
-        If another live process saves this run.
+        If another live manager saves this run, or into this directory.
     CoordinationError
         If the scheduler or the coordinator does not answer.
 
     Notes
     -----
-    Methods may be called from any thread; saves are taken one after the other. Encoding and sending happen
+    Methods may be called from any thread; saves are taken one after the other. They may not be called from a
+    signal handler, except `close`: a handler sets a flag, and the training loop saves. Encoding and sending happen
     in a process of its own (the agent), which finishes the save in flight when this process dies.
     """
 
@@ -103,12 +113,13 @@ class FastCheckManager:
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
-        self._location = normalised(os.fspath(checkpoint_dir))
+        check_options(options)
+        self._location = place_of(checkpoint_dir)
         self._run = run_id_for(self._location) if run_id is None else check_name(run_id, "run_id")
         self._settings = settings(
             on_busy=on_busy,
             persist_every=persist_every,
-            local_dir=local_dir,
+            local_dir=local_folder(local_dir),
             chunk_bytes=chunk_bytes,
             **options,
         )
@@ -120,50 +131,52 @@ class FastCheckManager:
                 "or leave num_shards at 'auto'"
             )
         self._folder = CheckpointFolder(open_store(self._location))
-        self._refuse_foreign_run()
+        refuse_foreign_run(self._location, self._run, self._folder.committed())
+        url = self._coordinator_url(scheduler, coordinator)
+        #: Held while a save is taken or a load runs: each is alone with the slots.
+        self._turn = threading.RLock()
+        self._in_turn = False
+        self._closing = threading.Lock()
+        self._closed = False
+        #: Why the last save that failed did; reported once more by the next save.
+        self._unreported: FastCheckError | None = None
+        self.last_load: LoadReport | None = None
+        root = local_folder(self._settings.local_dir)
+        self._local = LocalTier(self._run, Path(root) if root else None)
+        self._ownership = Ownership(self._run, self._local.path, Path(self._location))
+        try:
+            self._agents = Agents(self._start_message(url, wanted, root), self._note_failure)
+            self._agents.link()
+        except BaseException:
+            self._ownership.release()
+            raise
+        atexit.register(self._close_at_exit)
+
+    def _coordinator_url(self, scheduler: str | None, coordinator: str | None) -> str:
+        if coordinator is not None:
+            coordinator = check_address(coordinator, "coordinator")
         if scheduler is not None:
-            found = ask_scheduler(scheduler, self._settings.scheduler_seconds)
-            coordinator = coordinator or found
+            # Asked even if the coordinator was given: a wrong address is told now, not when it matters.
+            asked = coordinator_of(check_address(scheduler, "scheduler"), self._settings.scheduler_seconds)
+            coordinator = coordinator or asked
             if not coordinator:
                 raise ConfigError(
                     f"no storage node is registered with the scheduler {scheduler}; start some "
                     "(`dask fastcheck storage`), or give coordinator=... so that they can come later"
                 )
-        self._start_message: Message = {
+        return coordinator_url(coordinator or f"sqlite:///{self._location}/.fastcheck/coordinator.db")
+
+    def _start_message(self, url: str, wanted: int | None, root: str | None) -> Message:
+        return {
             "run": self._run,
             "location": self._location,
-            "coordinator_url": coordinator or f"sqlite:///{self._location}/.fastcheck/coordinator.db",
+            "coordinator_url": url,
             "peers": self._peers,
             "wanted_shards": wanted,
-            "settings": self._settings.to_dict(),
+            "settings": self._settings.to_dict() | {"local_dir": root},
             "owner": f"pid {self._pid} on {os.uname().nodename}",
             "log_level": logging.getLogger("fastcheck_dask").getEffectiveLevel(),
         }
-        self._local = LocalTier(
-            self._run, Path(self._settings.local_dir) if self._settings.local_dir else None
-        )
-        self._lock = ProcessLock(self._local.path / "trainer.lock", role="trainer")
-        if not self._lock.acquire():
-            raise RunInUseError(
-                f"run {self._run} is used by {self._lock.holder() or 'another manager of this process'}; "
-                "close it, or use another checkpoint_dir or run_id"
-            )
-        self._saving = threading.Lock()
-        self._changed = threading.Condition()
-        self._free: set[int] = set()
-        self._in_flight: dict[int, SaveHandle] = {}
-        self._seqs = itertools.count()
-        self._link: AgentLink | None = None
-        self._closed = False
-        #: Why the last save that failed did; reported once more by the next save.
-        self._unreported: FastCheckError | None = None
-        self.last_load: LoadReport | None = None
-        try:
-            self._agent()
-        except BaseException:
-            self._lock.release()
-            raise
-        atexit.register(self._close_at_exit)
 
     @property
     def run_id(self) -> str:
@@ -188,8 +201,9 @@ class FastCheckManager:
         Returns
         -------
         SaveHandle
-            Tells how far the save has come. Whatever goes wrong after the copy is told there, in the log,
-            and in the log of the next save; it is never raised into training.
+            Tells how far the save has come. Whatever goes wrong is told there, in the log, and in the log of
+            the next save, and is not raised into training: a local tier without room (`TierFullError`) or an
+            agent that does not start as well as what happens after the copy.
 
         Raises
         ------
@@ -197,97 +211,96 @@ class FastCheckManager:
             If something in the state could not be restored; nothing was saved.
         ConfigError
             If the tag cannot be used.
-        TierFullError
-            If the local tier has no room.
         SaveBusyError
-            If earlier saves use both slots and `on_busy` is ``"raise"``.
+            If earlier saves use both slots and `on_busy` is ``"raise"``; or if this was called, from a signal
+            handler, in the middle of another save.
+        RunInUseError, FencedError
+            If the run has another owner now.
+        ClosedError
+            After `close`, and in a forked child.
         """
         self._check_open()
         check_name(tag, "tag")
         started = time.monotonic()
-        with self._saving:
+        with self._alone(f"save {tag!r}"):
             if self._unreported is not None:
                 log.error("an earlier save failed: %s", self._unreported)
                 self._unreported = None
             flat = flatten(state, chunk_bytes=self._settings.chunk_bytes)
             handle = SaveHandle(tag, ("local", "peers", "object") if self._peers else ("local", "object"))
-            waiting = time.monotonic()
-            number = self._take_slot(handle)
-            if number is None:
-                return handle
-            waited = time.monotonic() - waiting
             try:
-                self._snapshot(self._local.slots[number], flat, tag)
-            except BaseException:
-                self._give_back(number)
+                self._save(flat, handle, started)
+            except (ClosedError, FencedError, RunInUseError, SaveBusyError):
                 raise
-            handle.stats["stall_seconds"] = time.monotonic() - started
-            handle.stats["busy_seconds"] = waited
-            handle._reach("local")
-            self._hand_over(number, handle)
+            except FastCheckError as error:
+                self._fail(handle, error)
+            except OSError as error:
+                self._fail(handle, TierError(f"save {tag!r}: {type(error).__name__}: {error}"))
+            finally:
+                self._agents.at_work = None
         return handle
 
-    def _take_slot(self, handle: SaveHandle) -> int | None:
+    def _save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
+        waiting = time.monotonic()
+        number = self._free_slot(handle)
+        if number is None:
+            return
+        handle.stats["busy_seconds"] = time.monotonic() - waiting
+        self._agents.at_work = number
+        take_snapshot(self._local.slots[number], flat, handle.tag)
+        handle.stats["stall_seconds"] = time.monotonic() - started
+        handle._reach("local")
+        # A new one, if the agent died during the copy: it finds the snapshot.
+        self._agents.link().save(number, handle)
+
+    def _free_slot(self, handle: SaveHandle) -> int | None:
         """Wait for a free slot as `on_busy` says; None (and the handle says so) when the save is skipped."""
-        self._agent()
-        with self._changed:
-            while not self._free:
-                if self._settings.on_busy != "wait":
-                    error = SaveBusyError(
-                        f"save {handle.tag!r}: both slots are in use by earlier saves; wait for one, "
-                        "save less often, or use on_busy='wait'"
-                    )
-                    if self._settings.on_busy == "raise":
-                        raise error
-                    handle.skipped = True
-                    handle._fall_short("local", "peers", "object", error=error)
-                    log.warning("%s", error)
-                    return None
-                self._changed.wait()
-                if self._link is None:
-                    # The agent died meanwhile: a new one finds the slots as they are.
-                    self._changed.release()
-                    try:
-                        self._agent()
-                    finally:
-                        self._changed.acquire()
-            number = min(self._free)
-            self._free.discard(number)
-            return number
-
-    def _give_back(self, number: int) -> None:
-        with self._changed:
-            self._free.add(number)
-            self._changed.notify_all()
-
-    def _snapshot(self, slot: Slot, flat: FlatState, tag: str) -> None:
-        placement = place(flat.arrays)
-        token = new_token()
-        if slot.status.state.name not in ("EMPTY", "COMMITTED"):
-            slot.clear()
-        slot.reserve(placement.total_bytes)
-        slot.begin(token, tag)
-        try:
-            data = slot.data
-            for spec, source in zip(flat.arrays, flat.sources, strict=True):
-                start = placement.offsets[spec.path]
-                copy_bits(source, data[start : start + spec.nbytes])
-            document = describe(
-                token=token, tag=tag, created_unix=time.time(), tree=flat.tree, arrays=flat.arrays
+        waits = self._settings.on_busy == "wait"
+        while True:
+            link = self._agents.link()
+            number = link.free_slot(self._is_closed if waits else None)
+            if number is not None:
+                return number
+            self._check_open()
+            if link.lost:
+                # A new agent finds the slots as they are.
+                continue
+            error = SaveBusyError(
+                f"save {handle.tag!r}: both slots are in use by earlier saves; wait for one, "
+                "save less often, or use on_busy='wait'"
             )
-            slot.complete(document, placement.total_bytes)
-        except BaseException:
-            slot.clear()
-            raise
+            if self._settings.on_busy == "raise":
+                raise error
+            handle.skipped = True
+            handle._fall_short("local", "peers", "object", error=error)
+            log.warning("%s", error)
+            return None
 
-    def _hand_over(self, number: int, handle: SaveHandle) -> None:
-        seq = next(self._seqs)
-        with self._changed:
-            self._in_flight[seq] = handle
-        try:
-            self._agent().save(number, seq)
-        except FastCheckError as error:
-            self._fail(seq, SaveFailedError(f"save {handle.tag!r}: {error}"))
+    def _fail(self, handle: SaveHandle, error: FastCheckError) -> None:
+        log.error("save %r failed: %s", handle.tag, error)
+        self._note_failure(error)
+        handle._fall_short("local", "peers", "object", error=error)
+
+    def _note_failure(self, error: FastCheckError) -> None:
+        self._unreported = error
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Wait until no other thread saves or loads."""
+        with self._turn:
+            # The same thread comes here a second time only from a signal handler; it would use the slot, or
+            # wait for the one, that the interrupted call is at work in.
+            if self._in_turn:
+                raise SaveBusyError(
+                    f"{what} was called in the middle of another call, from a signal handler: set a flag "
+                    "there, and save in the training loop"
+                )
+            self._in_turn = True
+            try:
+                self._check_open()
+                yield
+            finally:
+                self._in_turn = False
 
     def load(self, tag: str | None = None, *, include: str | list[str] | None = None) -> Any:
         """Bring a state back from the fastest source that has it.
@@ -316,35 +329,49 @@ class FastCheckManager:
             If nothing matches `include`.
         """
         self._check_open()
-        with self._saving:
+        with self._alone("load"):
             self._settle()
-            records = [CommitRecord.from_bytes(data) for data in self._agent().ask("records")["records"]]
-            with self._changed:
-                free = min(self._free, default=None)
-            recovery = Recovery(self._local, self._folder, self._client)
-            recovered = run_apart(recovery.load(records, tag=tag, include=include, free_slot=free))
+            recovered = self._recover(tag, include)
             if recovered is None:
                 return None
-            if recovered.filled is not None and self._agent().ask("adopt", slot=recovered.filled)["adopted"]:
-                with self._changed:
-                    self._free.discard(recovered.filled)
             self.last_load = recovered.report
             return recovered.state
 
+    def _recover(self, tag: str | None, include: str | list[str] | None) -> Recovered | None:
+        records = self._records()
+        link = self._agents.link()
+        free = link.free_slot()
+        self._agents.at_work = free
+        try:
+            recovery = Recovery(self._local, self._folder, self._client)
+            recovered = run_apart(recovery.load(records, tag=tag, include=include, free_slot=free))
+            if recovered is not None and recovered.filled is not None:
+                self._offer_base(link, recovered.filled)
+        finally:
+            self._agents.at_work = None
+        return recovered
+
+    def _offer_base(self, link: AgentLink, number: int) -> None:
+        try:
+            link.adopt(number)
+        except FastCheckError as error:
+            # The state is here; a new agent finds the slot by itself.
+            log.warning("the next save goes whole: %s", error)
+
+    def _records(self) -> list[CommitRecord]:
+        return [CommitRecord.from_bytes(data) for data in self._agents.ask("records")["records"]]
+
     def _settle(self) -> None:
         """Wait until no save of ours is on its way to a commit: a load sees what was saved before it."""
-        with self._changed:
-            handles = list(self._in_flight.values())
-        for handle in handles:
+        for handle in self._agents.in_flight:
             with contextlib.suppress(FastCheckError):
                 handle.wait("peers" if self._peers else "object")
 
     def tags(self) -> list[str]:
         """Return the tags of the committed checkpoints, oldest first."""
         self._check_open()
-        records = [CommitRecord.from_bytes(data) for data in self._agent().ask("records")["records"]]
-        known = {(r.generation, r.tag) for r in records}
-        known |= {(m.generation, m.tag) for m in self._folder.committed()}
+        known = {(record.generation, record.tag) for record in self._records()}
+        known |= {(marker.generation, marker.tag) for marker in self._folder.committed()}
         return [tag for _, tag in sorted(known)]
 
     def path(self, tag: str) -> str:
@@ -355,11 +382,10 @@ class FastCheckManager:
         raise ConfigError(f"{self._location} has no committed checkpoint with the tag {tag!r} (yet)")
 
     def wait_until_finished(self, timeout: float | None = None) -> None:
-        """Wait until every save is done, however it ended."""
-        with self._changed:
-            handles = list(self._in_flight.values())
-        for handle in handles:
-            handle.exception(timeout)
+        """Wait until every save is done, however it ended; `TierTimeoutError` after `timeout` seconds."""
+        deadline = Deadline.after(timeout)
+        for handle in self._agents.in_flight:
+            handle.exception(deadline.left())
 
     def close(self, *, timeout: float | None = None, keep_local: bool = False) -> None:
         """Finish what is in flight, end the agent, and give the shared memory back. Idempotent.
@@ -372,23 +398,28 @@ class FastCheckManager:
             Leave the slots in shared memory, for a restart on this host. They stay anyway if the newest
             checkpoint is nowhere else.
         """
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         atexit.unregister(self._close_at_exit)
-        link = self._link
-        if link is not None:
-            seconds = self._settings.close_seconds if timeout is None else timeout
-            if not link.close(seconds):
-                log.error("the agent did not finish in %.0f s and was ended", seconds)
-        with self._changed:
-            left = list(self._in_flight)
-        for seq in left:
-            self._fail(seq, SaveFailedError("the manager was closed before this save was done: it is lost"))
-        if link is not None and link.safe_elsewhere and not keep_local:
-            self._local.remove()
-        self._local.close()
-        self._lock.release()
+        deadline = Deadline.after(self._settings.close_seconds if timeout is None else max(0.0, timeout))
+        # Whoever waits for a slot gives up; whoever copies hands over first, so that nothing is half done.
+        self._agents.nudge()
+        alone = self._turn.acquire(timeout=deadline.left() or 0.0)
+        try:
+            safe = self._agents.close(deadline.left() or 0.0)
+            if safe and alone and not keep_local:
+                self._local.remove()
+        finally:
+            if alone:
+                self._turn.release()
+            self._local.close()
+            self._ownership.release()
+        if self._unreported is not None:
+            log.error("a save failed: %s", self._unreported)
 
     def __enter__(self) -> FastCheckManager:
         return self
@@ -397,79 +428,6 @@ class FastCheckManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _agent(self) -> AgentLink:
-        """Return the line to the agent; a dead agent is replaced, and the new one finds out where things are."""
-        with self._changed:
-            if self._link is not None:
-                return self._link
-        link = AgentLink(self._start_message, self._on_event, self._on_lost)
-        try:
-            free = link.wait_ready()
-        except BaseException:
-            link.end()
-            raise
-        with self._changed:
-            self._link = link
-            self._free = set(free)
-            self._changed.notify_all()
-        return link
-
-    def _on_lost(self, link: AgentLink) -> None:
-        with self._changed:
-            if self._link is not link:
-                return
-            self._link = None
-            self._free.clear()
-            left = {} if self._closed else dict(self._in_flight)
-            self._changed.notify_all()
-        for seq, handle in left.items():
-            self._fail(
-                seq,
-                SaveFailedError(
-                    f"the agent (process {link.pid}) died while save {handle.tag!r} was on its way; "
-                    "the next save starts a new one"
-                ),
-            )
-
-    def _on_event(self, message: Message) -> None:
-        """Take what the agent says of a save or a slot; runs in the link's thread."""
-        event = message["event"]
-        if event == "free":
-            self._give_back(message["slot"])
-            return
-        seq = message["seq"]
-        with self._changed:
-            handle = self._in_flight.get(seq)
-        if handle is None:
-            return
-        if event == "committed":
-            record = CommitRecord.from_bytes(message["record"])
-            handle._committed(record, message["stats"])
-            if not record.nodes:
-                degraded = str(message["stats"]["degraded"])
-                handle._fall_short("peers", error=TooFewNodesError(1, 0, degraded))
-        elif event == "failed":
-            self._fail(seq, from_wire(message["error"]))
-        elif event == "persisted":
-            handle._reach("object", message.get("stats"))
-        elif event == "persist_failed":
-            self._fail(seq, from_wire(message["error"]))
-        elif event == "not_persisted":
-            error = ConfigError(
-                f"save {handle.tag!r} is not written to the object tier: persist_every={message['every']}"
-            )
-            handle._fall_short("object", error=error, waived=True)
-        if handle.done():
-            with self._changed:
-                self._in_flight.pop(seq, None)
-
-    def _fail(self, seq: int, error: FastCheckError) -> None:
-        with self._changed:
-            handle = self._in_flight.pop(seq, None)
-        if handle is not None:
-            self._unreported = error
-            handle._fall_short("peers", "object", error=error)
 
     def _client(self, name: str, address: str) -> PeerClient:
         return PeerClient(
@@ -480,6 +438,9 @@ class FastCheckManager:
             connect_seconds=self._settings.connect_seconds,
         )
 
+    def _is_closed(self) -> bool:
+        return self._closed
+
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(
@@ -488,14 +449,6 @@ class FastCheckManager:
             )
         if self._closed:
             raise ClosedError("the manager is closed; make a new one")
-
-    def _refuse_foreign_run(self) -> None:
-        for marker in self._folder.committed():
-            if marker.run != self._run:
-                raise ConfigError(
-                    f"{self._location} holds checkpoints of run {marker.run}, not of {self._run}; "
-                    f"give run_id={marker.run!r}, or another checkpoint_dir"
-                )
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._pid:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from distributed.core import rpc
 
-from fastcheck_dask.errors import CoordinationError
+from fastcheck_dask.errors import ConfigError, CoordinationError
 
 _T = TypeVar("_T")
 
@@ -20,21 +20,25 @@ def run_apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return executor.submit(asyncio.run, coroutine).result()
 
 
-def ask_scheduler(address: str, seconds: float) -> str:
-    """Return the URL of the coordinator that the storage nodes at a scheduler use.
+def coordinator_of(address: str, seconds: float) -> str:
+    """Return the URL of the coordinator that the storage nodes at a scheduler use; empty without any node.
 
     Raises
     ------
     CoordinationError
-        If the scheduler does not answer, or no storage node is registered with it.
+        If the scheduler does not answer.
+    ConfigError
+        If what answers is no scheduler.
     """
     try:
         identity = run_apart(_identity(address, seconds))
-    except (OSError, TimeoutError, ValueError) as error:
+    except Exception as error:  # whatever kind of server listens there, and whatever it answers
         raise CoordinationError(
             f"the scheduler {address} does not answer ({type(error).__name__}: {error}); start it "
             "(`dask scheduler`), correct scheduler=..., or leave it out and give coordinator=..."
         ) from error
+    if not isinstance(identity, dict) or identity.get("type") != "Scheduler":
+        raise ConfigError(f"scheduler={address!r} is the address of something else; give the scheduler's")
     for worker in identity["workers"].values():
         url = (worker.get("metrics", {}).get("fastcheck") or {}).get("coordinator")
         if url:
@@ -42,7 +46,6 @@ def ask_scheduler(address: str, seconds: float) -> str:
     return ""
 
 
-async def _identity(address: str, seconds: float) -> dict[str, Any]:
-    async with rpc(address, timeout=seconds) as scheduler:  # type: ignore[no-untyped-call]
-        found: dict[str, Any] = await asyncio.wait_for(scheduler.identity(), seconds)
-        return found
+async def _identity(address: str, seconds: float) -> Any:
+    async with rpc(address, timeout=seconds) as scheduler:
+        return await asyncio.wait_for(scheduler.identity(), seconds)

@@ -27,8 +27,8 @@ def take_snapshot(slot: Slot, flat: FlatState, tag: str) -> None:
     """
     placement = place(flat.arrays)
     token = new_token()
+    _make_ready(slot, placement.total_bytes)
     try:
-        _make_ready(slot, placement.total_bytes)
         slot.begin(token, tag)
         data = slot.data
         for spec, source in zip(flat.arrays, flat.sources, strict=True):
