@@ -41,6 +41,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process that no other process shares, in bytes."""
-    info = psutil.Process(pid).memory_full_info()
-    return int(info.uss)
+    """Return the memory of a process besides what it maps of shared memory and files, in bytes."""
+    info = psutil.Process(pid).memory_info()
+    return int(info.rss - info.shared)

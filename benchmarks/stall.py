@@ -35,21 +35,24 @@ def measure(width: int) -> list[str]:
     training = Training(width)
     training.steps(5)
     copies, stalls = [], []
-    with tempfile.TemporaryDirectory() as name, StorageCluster(Path(name) / "nodes", 4) as cluster:
-        with FastCheckManager(f"{name}/ckpts", coordinator=cluster.coordinator, persist_every=0) as manager:
-            room = [np.zeros(t.shape, t.numpy().dtype) for t in _tensors(training.state())]
-            for number in range(ROUNDS + WARM_UP):
-                training.steps(1)
-                state = training.state()
-                started = time.perf_counter()
-                for target, tensor in zip(room, _tensors(state), strict=True):
-                    np.copyto(target, tensor.numpy())
-                copied = time.perf_counter() - started
-                handle = manager.save_async(state, f"step{number}")
-                handle.wait("peers")
-                if number >= WARM_UP:
-                    copies.append(copied)
-                    stalls.append(handle.stats["stall_seconds"] - handle.stats["busy_seconds"])
+    with (
+        tempfile.TemporaryDirectory() as name,
+        StorageCluster(Path(name) / "nodes", 4) as cluster,
+        FastCheckManager(f"{name}/ckpts", coordinator=cluster.coordinator, persist_every=0) as manager,
+    ):
+        room = [np.zeros(t.shape, t.numpy().dtype) for t in _tensors(training.state())]
+        for number in range(ROUNDS + WARM_UP):
+            training.steps(1)
+            state = training.state()
+            started = time.perf_counter()
+            for target, tensor in zip(room, _tensors(state), strict=True):
+                np.copyto(target, tensor.numpy())
+            copied = time.perf_counter() - started
+            handle = manager.save_async(state, f"step{number}")
+            handle.wait("peers")
+            if number >= WARM_UP:
+                copies.append(copied)
+                stalls.append(handle.stats["stall_seconds"] - handle.stats["busy_seconds"])
     ratios = [stall / copied for stall, copied in zip(stalls, copies, strict=True)]
     return [
         f"{nbytes(state) / 1e6:.0f} MB in {len(room)} tensors",

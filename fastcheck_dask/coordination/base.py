@@ -101,6 +101,9 @@ class RunClaim(Protocol):
     run: str
     #: Grows with each claim of the run: a write under an older number is refused with `FencedError`.
     fencing_token: int
+    #: The same order for those who cannot ask the coordinator (storage nodes): it also grows over a
+    #: coordinator that lost its data and counts anew.
+    order: int
 
     def close(self) -> None:
         """Give the run back. Idempotent."""

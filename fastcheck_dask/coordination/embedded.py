@@ -6,6 +6,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -204,7 +205,9 @@ class EmbeddedCoordinator:
             ).fetchone()
             if row is not None and _alive(row[:4]):
                 return f"{row[4]!r} (process {row[1]})"
-            connection.execute("INSERT OR IGNORE INTO fences (run, fence) VALUES (?, 0)", (run,))
+            connection.execute(
+                "INSERT OR IGNORE INTO fences (run, fence) VALUES (?, ?)", (run, time.time_ns() // 1_000_000)
+            )
             connection.execute("UPDATE fences SET fence = fence + 1 WHERE run = ?", (run,))
             fence = int(connection.execute("SELECT fence FROM fences WHERE run = ?", (run,)).fetchone()[0])
             connection.execute(
@@ -264,6 +267,8 @@ class EmbeddedClaim:
     def __init__(self, coordinator: EmbeddedCoordinator, run: str, fencing_token: int) -> None:
         self._coordinator = coordinator
         self.run, self.fencing_token = run, fencing_token
+        # The file starts counting at the time it first saw the run, so a new file goes on above an old one.
+        self.order = fencing_token
 
     def close(self) -> None:
         """Give the run back. Idempotent."""

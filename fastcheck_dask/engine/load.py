@@ -125,8 +125,6 @@ class ChunkLoader:
         await self._repair()
         missing = [key for key in wanted if key not in self._good]
         if missing:
-            for cause in self._causes:
-                log.debug("%s", cause)
             what = f"generation {self._manifest.generation} ({self._manifest.tag}): {len(missing)} chunks"
             raise UnrecoverableError(f"{what} (first {missing[0]})", tuple(self._causes))
 

@@ -100,6 +100,8 @@ class Recovery:
             try:
                 return await self._load_one(candidate, include, skipped, fill=fill, late=late)
             except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
+                for cause in getattr(error, "causes", ()):
+                    log.debug("generation %d: %s", candidate.generation, cause)
                 if tag is not None:
                     raise
                 why = f"generation {candidate.generation} ({candidate.tag}): {error}"

@@ -182,9 +182,8 @@ class PeerSaver:
             base = None
         layout = _layout(snapshot, choice, base)
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
-        attempt = _Attempt(
-            self._run, snapshot, choice, [self._client(n.name, n.address) for n in choice.nodes]
-        )
+        clients = [self._client(node.name, node.address) for node in choice.nodes]
+        attempt = _Attempt(self._claim, snapshot, choice, clients)
         try:
             try:
                 whole = await attempt.begin(layout, generation, latest, has_base=base is not None)
@@ -263,8 +262,10 @@ async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 class _Attempt:
     """One save on its way: the connections to its nodes and what was sent so far."""
 
-    def __init__(self, run: str, snapshot: Snapshot, choice: Choice, clients: list[PeerClient]) -> None:
-        self._run, self._token = run, snapshot.token
+    def __init__(
+        self, claim: RunClaim, snapshot: Snapshot, choice: Choice, clients: list[PeerClient]
+    ) -> None:
+        self._run, self._order, self._token = claim.run, claim.order, snapshot.token
         self._names = tuple(node.name for node in choice.nodes)
         self._clients = clients
         self.digests: dict[str, str] = {}
@@ -284,6 +285,7 @@ class _Attempt:
                 "shard": shard,
                 "keys": list(keys),
                 "reserve_bytes": 0,
+                "order": self._order,
             }
             if latest is None or self._names[shard] not in latest.nodes:
                 await client.begin(base=None, **arguments)

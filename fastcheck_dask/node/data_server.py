@@ -198,6 +198,7 @@ class DataServer:
                 base=None if base is None else (base[0], base[1]),
                 keys=_texts(request, "keys"),
                 reserve_bytes=_natural(request, "reserve_bytes"),
+                order=_natural(request, "order"),
             )
 
         try:

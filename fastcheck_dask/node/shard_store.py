@@ -12,6 +12,7 @@ from fastcheck_codecs import CodecError
 
 from fastcheck_dask.errors import (
     CorruptDataError,
+    FencedError,
     NodeFullError,
     ShardCorruptError,
     ShardUnavailableError,
@@ -69,6 +70,8 @@ class ShardStore:
         self._stopped = False
         self._runs: dict[str, Run] = {}
         self._ledger = Ledger()
+        #: Of the newest owner that began a save of each run; kept when a run is dropped.
+        self._orders: dict[str, int] = {}
 
     # ---- what there is
 
@@ -109,10 +112,12 @@ class ShardStore:
         base: Name | None,
         keys: Iterable[str],
         reserve_bytes: int,
+        order: int = 0,
     ) -> list[str]:
         """Stage a save and return those of `keys` that it has to send whole; see `PeerClient.begin`."""
         wanted = list(keys)
         with self._lock:
+            self._require_order(run, order)
             state = self._runs.get(run) or Run()
             committed = state.committed
             if committed is not None and committed.name == (generation, token):
@@ -124,11 +129,7 @@ class ShardStore:
                 if other is not again:
                     self._drop_staged(run, state, other)
             staged = Staged(generation, token, shard, base, frozenset(wanted), reserve_bytes)
-            if again is not None and (again.number, again.base, again.keys) == (
-                generation,
-                base,
-                staged.keys,
-            ):
+            if again is not None and again.begins_like(staged):
                 again.reserve_bytes = reserve_bytes
                 staged = again
             elif again is not None:
@@ -380,8 +381,6 @@ class ShardStore:
         held.replace(key, chain)
         self._ledger.let_go(entry.payload for entry in old)
 
-    # ---- under the lock
-
     def _is_committed(self, run: str, token: str) -> bool:
         with self._lock:
             committed = (self._runs.get(run) or Run()).committed
@@ -412,6 +411,12 @@ class ShardStore:
                 # Other bits: the author's copy of the base was damaged. Found now, nothing is lost yet.
                 raise StaleBaseError(f"node {self.name} has no such base for chunk {key}; send it whole")
         return True
+
+    def _require_order(self, run: str, order: int) -> None:
+        """Refuse an owner that a newer one followed: it would drop what the newer one has staged."""
+        if order < self._orders.get(run, 0):
+            raise FencedError(f"node {self.name}: run {run} has a newer owner; stop saving it")
+        self._orders[run] = order
 
     def _require_base(self, run: str, state: Run, base: Name) -> None:
         """Have `base` as the committed generation, or raise `StaleBaseError`."""

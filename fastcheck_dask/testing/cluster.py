@@ -1,4 +1,4 @@
-"""Real storage nodes and a real Dask scheduler as child processes, to be killed, stopped and started again."""
+"""Real storage nodes and a real Dask scheduler as child processes, to be killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _STOP_SECONDS = 10.0
 _NODE = """
 import sys
 from fastcheck_dask.node.process import storage
-scheduler, coordinator, memory, name, rack, port = sys.argv[1:]
-sys.exit(storage(scheduler or None, coordinator, memory_bytes=int(memory), name=name, rack=rack, port=int(port)))
+scheduler, coordinator, memory, *place, port = sys.argv[1:]
+name, rack = place
+end = storage(scheduler or None, coordinator, memory_bytes=int(memory), name=name, rack=rack, port=int(port))
+sys.exit(end)
 """
 
 

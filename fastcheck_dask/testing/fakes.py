@@ -18,7 +18,7 @@ import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
-from fastcheck_dask.coordination.commits import check_commit, conflicting_mark, judge
+from fastcheck_dask.coordination.commits import bounded, check_commit, conflicting_mark, judge
 from fastcheck_dask.engine.encode import TaskEncoder
 from fastcheck_dask.engine.plan import Job, Task
 from fastcheck_dask.engine.save import EncodedChunk
@@ -227,6 +227,7 @@ class FakeCoordinator:
         """Announce a storage node; see `Coordinator`."""
         self._check()
         check_name(info.name, "a node's name")
+        bounded(info.to_bytes(), f"the description of node {info.name}")
         with self._shared.lock:
             if info.name in self._shared.nodes:
                 raise CoordinationError(f"a storage node named {info.name!r} is registered and alive")
@@ -340,6 +341,7 @@ class FakeClaim:
     def __init__(self, session: FakeCoordinator, run: str, fencing_token: int) -> None:
         self._session = session
         self.run, self.fencing_token = run, fencing_token
+        self.order = fencing_token
 
     def close(self) -> None:
         """Give the run back. Idempotent."""

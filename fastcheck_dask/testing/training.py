@@ -1,4 +1,4 @@
-"""A training host for fault tests: states that are a function of their step, and a run that loses its host."""
+"""A training host for fault tests: states that are made from their step, and a run that loses its host."""
 
 from __future__ import annotations
 

@@ -94,11 +94,13 @@ class PeerClient:
         base: tuple[int, str] | None,
         keys: Sequence[str],
         reserve_bytes: int,
+        order: int = 0,
     ) -> list[str]:
         """Announce a save; return the keys that must be sent whole.
 
-        Naming a `base` asserts that it was committed. `StaleBaseError` if the node does not hold it,
-        `TierFullError` if `reserve_bytes` do not fit.
+        Naming a `base` asserts that it was committed. `order` is that of the author's claim of the run.
+        `StaleBaseError` if the node does not hold the base, `NodeFullError` if `reserve_bytes` do not fit,
+        `FencedError` if an owner of higher order has begun a save.
         """
         reply = await self._request(
             {
@@ -110,6 +112,7 @@ class PeerClient:
                 "base": None if base is None else list(base),
                 "keys": list(keys),
                 "reserve_bytes": reserve_bytes,
+                "order": order,
             }
         )
         return _keys(reply, "absent")

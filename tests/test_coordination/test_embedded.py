@@ -145,3 +145,14 @@ def test_open_many_processes_at_once_all_succeed(path):
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_claim_of_a_file_made_anew_has_a_higher_order(tmp_path):
+    orders = []
+    for _ in range(2):
+        coordinator = EmbeddedCoordinator(tmp_path / "coord.db")
+        orders.append(coordinator.claim("run-1", "a").order)
+        coordinator.close()
+        for file in tmp_path.glob("coord.db*"):
+            file.unlink()
+    assert orders[1] > orders[0]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.errors import (
     CorruptDataError,
+    FencedError,
     ShardCorruptError,
     ShardUnavailableError,
     StaleBaseError,
@@ -430,3 +431,33 @@ def test_drains_and_reads_of_many_threads_agree(store: ShardStore, author: Any, 
         thread.join(60)
     assert results == [author.saved()] * 4
     assert store.used_bytes == held_bytes(store)
+
+
+def test_begin_by_deposed_owner_is_refused_and_drops_nothing(
+    store: ShardStore, author: Any, chunks: Any
+) -> None:
+    author.save({"a": chunks.bits(1)})
+
+    def begin(token: str, order: int) -> None:
+        base = (1, author.token)
+        store.begin("run", 2, token, shard=0, base=base, keys=["a"], reserve_bytes=0, order=order)
+
+    begin("new", 7)
+    with pytest.raises(FencedError, match="newer owner"):
+        begin("old", 6)
+    assert store.holds("run")["staged"] == [[2, "new", False]]
+    begin("newer", 8)
+    assert store.holds("run")["staged"] == [[2, "newer", False]]
+
+
+def test_put_delta_of_other_bits_than_the_base_is_refused_before_the_commit(
+    store: ShardStore, author: Any, chunks: Any
+) -> None:
+    before, after = chunks.bits(1), chunks.bits(2)
+    author.save({"a": before})
+    damaged = before.copy()
+    damaged[17] ^= 4
+    store.begin("run", 2, "t", shard=0, base=(1, author.token), keys=["a"], reserve_bytes=0)
+    with pytest.raises(StaleBaseError, match="no such base for chunk a"):
+        store.put("run", "t", [chunks.delta("a", after, damaged)])
+    store.put("run", "t", [chunks.whole("a", after)])

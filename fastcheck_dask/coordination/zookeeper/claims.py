@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.02
+_VERSION_BITS: Final = 20
 
 
 class ZooKeeperClaim(Ephemeral):
@@ -25,6 +26,7 @@ class ZooKeeperClaim(Ephemeral):
         super().__init__(session, znodes.owner(run), token)
         self.run = run
         self.fencing_token = 0
+        self.order = 0
         self.lost = False
         self._fence = znodes.fence(run)
 
@@ -116,6 +118,8 @@ def _try_claim(made: ZooKeeperClaim, data: bytes, *, znodes: Znodes) -> str | No
             return signed_text(found.data) or "an unknown process"
         if found is not None and found.session_id == session_id and signature(fence.data) == made.token:
             made.fencing_token = fence.version
+            # Versions of a znode begin anew when somebody deletes it; the time it was made does not.
+            made.order = (fence.created_ms << _VERSION_BITS) + fence.version
             made.want(data)
             made.settle(deadline)
             return None

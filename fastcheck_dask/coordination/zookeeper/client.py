@@ -66,6 +66,8 @@ class Znode:
     version: int
     #: Id of the session with which it goes; 0 for a persistent one.
     session_id: int
+    #: When it was made, milliseconds since 1970.
+    created_ms: int
 
 
 class Session:
@@ -307,4 +309,4 @@ class _All:
 
 def _znode(answer: Any) -> Znode:
     data, stat = answer
-    return Znode(data or b"", stat.version, stat.ephemeralOwner)
+    return Znode(data or b"", stat.version, stat.ephemeralOwner, stat.ctime)
