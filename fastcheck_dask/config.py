@@ -128,7 +128,7 @@ class _Reader:
             else:
                 value = dask.config.get(f"fastcheck.{key}")
             found = convert(value)
-        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"{name} (fastcheck.{key}) cannot be {value!r}: {error}") from error
         if within is not None and not within[0] <= found <= within[1]:
             most = "" if within[1] == math.inf else f" and at most {within[1]:,}"

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+#: Causes that the text of an `UnrecoverableError` names; all are in its `causes`.
+_SHOWN_CAUSES = 8
+
 
 class FastCheckError(Exception):
     """Root of the tree; `retryable` says whether the same call may succeed later, unchanged."""
@@ -87,8 +90,9 @@ class UnrecoverableError(FastCheckError, LookupError):
         self.what, self.causes = what, tuple(causes)
 
     def __str__(self) -> str:
-        shown = "; ".join(self.causes[:4])
-        more = f"; and {len(self.causes) - 4} more (see the debug log)" if len(self.causes) > 4 else ""
+        shown = "; ".join(self.causes[:_SHOWN_CAUSES]) or "nothing"
+        left = len(self.causes) - _SHOWN_CAUSES
+        more = f"; and {left} more (see the debug log)" if left > 0 else ""
         return f"{self.what} cannot be recovered. Looked at: {shown}{more}"
 
 
@@ -209,9 +213,21 @@ def to_wire(error: BaseException) -> list[object]:
 
 
 def from_wire(values: list[object]) -> FastCheckError:
-    """Undo :func:`to_wire`; a class that this version does not know becomes a `TierError`."""
+    """Undo :func:`to_wire`; a class that this version does not know becomes a `TierError`.
+
+    Raises
+    ------
+    ValueError
+        If the arguments do not fit the class: the sender is damaged or not ours.
+    """
     name, *arguments = values
     found = _all_classes(FastCheckError).get(str(name))
-    if found is None:
+    if found is None or found.__name__.startswith("_"):
         return TierError(f"{name}: {arguments}")
-    return found(*(tuple(a) if isinstance(a, list) else a for a in arguments))
+    try:
+        error = found(*(tuple(a) if isinstance(a, list) else a for a in arguments))
+        # Arguments of a wrong type show only here; an error that cannot be printed hides what went wrong.
+        str(error)
+    except (TypeError, ValueError) as misfit:
+        raise ValueError(f"{name} cannot have the arguments {arguments}") from misfit
+    return error

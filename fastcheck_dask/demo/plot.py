@@ -10,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fastcheck_dask.demo.results import Outcome, Recovery
+from fastcheck_dask.demo.results import Outcome, Recovery, moved
 from fastcheck_dask.demo.scenario import TITLES
 
-_GREY, _BLUE, _ORANGE, _GREEN, _RED = "#c9ced6", "#2f6db5", "#e08a1e", "#3a9a5b", "#c0392b"
-_ATTEMPT_COLOURS = (_BLUE, _ORANGE, _GREEN)
+_GREY, _RED = "#c9ced6", "#c0392b"
+_ATTEMPT_COLOURS = ("#2f6db5", "#e08a1e", "#3a9a5b")
+_TIER_COLOURS = {"peers": "#6a51a3", "object": "#41a6a6"}
+_TIER_NAMES = {"peers": "sent to peers, with parity", "object": "written to the object tier"}
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -47,7 +49,7 @@ def _losses(axes: Axes, outcome: Outcome) -> None:
     for attempt, colour, name in zip(outcome.attempts, _ATTEMPT_COLOURS, names, strict=True):
         steps = sorted(attempt.losses)
         axes.plot(steps, [attempt.losses[step] for step in steps], color=colour, linewidth=1.6, label=name)
-    top = max(losses) * 1.12
+    top = max(losses) * 1.25
     axes.set_ylim(0, top * 1.1)
     for recovery in outcome.recoveries:
         _mark_kill(axes, recovery, top)
@@ -55,19 +57,20 @@ def _losses(axes: Axes, outcome: Outcome) -> None:
     axes.set_title(f"{TITLES[outcome.model]} network: the interrupted run is {verdict}")
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
-    axes.legend(loc="lower left" if outcome.model == "gpt" else "center right")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize=8.5, columnspacing=1.2)
 
 
 def _mark_kill(axes: Axes, recovery: Recovery, top: float) -> None:
     """Mark where everything was killed, and how far the recovery went back."""
     nodes = recovery.killed[1:]
-    which = "1 storage node" if len(nodes) == 1 else f"all {len(nodes)} storage nodes"
+    which = "1 storage node" if len(nodes) == 1 else f"all {len(nodes)} nodes"
     axes.axvline(recovery.killed_at_step + 0.5, color=_RED, linestyle=(0, (4, 3)), linewidth=1.1)
     axes.axvspan(recovery.step + 0.5, recovery.killed_at_step + 0.5, color=_RED, alpha=0.08, linewidth=0)
-    axes.text(
-        recovery.killed_at_step + 1.2,
-        top * 1.09,
-        f"SIGKILL: trainer + {which}\nback at step {recovery.step} after {recovery.back_seconds:.1f} s",
+    axes.annotate(
+        f"SIGKILL: trainer,\n{which}\nback at step {recovery.step}\nin {recovery.back_seconds:.1f} s",
+        (recovery.killed_at_step + 0.5, top * 1.09),
+        xytext=(5, 0),
+        textcoords="offset points",
         color=_RED,
         fontsize=8.5,
         va="top",
@@ -75,19 +78,19 @@ def _mark_kill(axes: Axes, recovery: Recovery, top: float) -> None:
 
 
 def _bytes(axes: Axes, outcome: Outcome) -> None:
-    saves = [save for save in outcome.saves() if "raw_bytes" in save.stats]
-    series = (
-        ("raw", "raw_bytes", _GREY),
-        ("sent to peers, with parity", "sent_bytes", _BLUE),
-        ("written to the object tier", "persisted_bytes", _ORANGE),
-    )
-    for number, (label, key, colour) in enumerate(series):
-        heights = [save.stats.get(key, 0) / 1e6 for save in saves]
-        places = [index + 0.27 * (number - 1) for index in range(len(saves))]
-        axes.bar(places, heights, width=0.25, color=colour, label=label)
+    shown = [[s for s in attempt.saves.values() if moved(s, "local")] for attempt in outcome.attempts]
+    saves = [save for of_attempt in shown for save in of_attempt]
+    raw = [save.stats["raw_bytes"] / 1e6 for save in saves]
+    axes.bar([place - 0.27 for place in range(len(saves))], raw, width=0.25, color=_GREY, label="raw")
+    for number, level in enumerate(("peers", "object")):
+        sent = [(moved(save, level) or (0, 0.0))[0] / 1e6 for save in saves]
+        places = [place + 0.27 * number for place in range(len(saves))]
+        axes.bar(places, sent, width=0.25, color=_TIER_COLOURS[level], label=_TIER_NAMES[level])
+    for killed in (len(shown[0]), len(shown[0]) + len(shown[1])):
+        axes.axvline(killed - 0.5, color=_RED, linestyle=(0, (4, 3)), linewidth=1.1)
     axes.set_xticks(range(len(saves)), [save.tag.removeprefix("step").lstrip("0") for save in saves])
-    axes.set_ylim(0, 1.35 * max((save.stats["raw_bytes"] for save in saves), default=1) / 1e6 * 1.2)
-    axes.set_title("Bytes of each save")
+    axes.set_ylim(0, 1.5 * max(raw, default=1))
+    axes.set_title("Bytes of each save (dashed: kills)")
     axes.set_xlabel("saved after step")
     axes.set_ylabel("MB")
     axes.legend(loc="upper center", ncols=3, fontsize=8.5, columnspacing=1.2, handlelength=1.2)

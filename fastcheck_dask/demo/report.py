@@ -48,8 +48,8 @@ def _save_table(outcomes: list[Outcome]) -> Table:
     table = _table("Saves: medians of one save")
     for heading in ("network", "tier"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("saves", "raw", "sent", "sent/raw", "training waits", "takes"):
-        table.add_column(heading, justify="right")
+    for heading in ("saves", "raw", "sent", "ratio", "stall", "takes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         first = TITLES[outcome.model]
         for level, title in _TIERS.items():
@@ -73,11 +73,11 @@ def _save_table(outcomes: list[Outcome]) -> Table:
 
 
 def _recovery_table(outcomes: list[Outcome]) -> Table:
-    table = _table("Recoveries: the training host was lost each time, and with it")
-    for heading in ("network", "nodes", "raw bytes by source"):
+    table = _table("Recoveries: the training host was killed, and storage nodes")
+    for heading in ("network", "nodes", "raw by source"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("received", "steps lost", "load", "kill to next step"):
-        table.add_column(heading, justify="right")
+    for heading in ("received", "steps lost", "load", "back in"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         first = TITLES[outcome.model]
         for recovery in outcome.recoveries:
@@ -88,13 +88,20 @@ def _recovery_table(outcomes: list[Outcome]) -> Table:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
 
 
 def _recovery_row(recovery: Recovery) -> list[str]:
     nodes = recovery.killed[1:]
     return [
-        f"1 of them ({nodes[0]})" if len(nodes) == 1 else f"all {len(nodes)}",
+        nodes[0] if len(nodes) == 1 else f"all {len(nodes)}",
         "\n".join(f"{source} {_size(nbytes)}" for source, nbytes in recovery.raw_bytes.items()),
         _size(recovery.received_bytes),
         f"{recovery.killed_at_step - recovery.step} of {recovery.killed_at_step}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -147,6 +146,24 @@ class Outcome:
         }
 
 
+def moved(save: Save, level: str) -> tuple[int, float] | None:
+    """Return the bytes that a save moved to a tier, and the seconds; None if none are known."""
+    stats = save.stats
+    # Of a save whose end nobody saw nothing but the stall is known.
+    if level not in save.levels or "raw_bytes" not in stats:
+        return None
+    if level == "local":
+        return stats["raw_bytes"], stats["stall_seconds"]
+    if level == "peers":
+        return stats["sent_bytes"], stats["save_seconds"]
+    if not stats["nodes"]:
+        # Without storage nodes the save itself wrote to the object tier.
+        return stats["sent_bytes"], stats["save_seconds"]
+    if "persisted_bytes" not in stats:
+        return None
+    return stats["persisted_bytes"], stats["persist_seconds"]
+
+
 def tier_row(saves: list[Save], level: str) -> dict[str, float] | None:
     """Return what the saves that reached a tier moved to it, medians; None if there was none.
 
@@ -155,20 +172,8 @@ def tier_row(saves: list[Save], level: str) -> dict[str, float] | None:
     dict or None
         ``saves`` (a count), ``raw_bytes`` and ``sent_bytes`` of one save, ``seconds`` of one save.
     """
-    sent: dict[str, Callable[[dict[str, Any]], int]] = {
-        "local": lambda stats: stats["raw_bytes"],
-        "peers": lambda stats: stats["sent_bytes"],
-        "object": lambda stats: stats["persisted_bytes"],
-    }
-    seconds = {"local": "stall_seconds", "peers": "save_seconds", "object": "persist_seconds"}[level]
-    found = [
-        (save.stats["raw_bytes"], sent[level](save.stats), save.stats[seconds])
-        for save in saves
-        # Of a save that was never committed nothing but the stall is known; one without storage nodes
-        # is written to the object tier by the save itself.
-        if level in save.levels and "raw_bytes" in save.stats and seconds in save.stats
-    ]
+    found = [(save.stats["raw_bytes"], *at) for save in saves if (at := moved(save, level)) is not None]
     if not found:
         return None
-    raw_bytes, sent_bytes, took = (statistics.median(column) for column in zip(*found, strict=True))
-    return {"saves": len(found), "raw_bytes": raw_bytes, "sent_bytes": sent_bytes, "seconds": took}
+    raw_bytes, sent_bytes, seconds = (statistics.median(column) for column in zip(*found, strict=True))
+    return {"saves": len(found), "raw_bytes": raw_bytes, "sent_bytes": sent_bytes, "seconds": seconds}

@@ -37,4 +37,4 @@ def scenario(model: Model, *, quick: bool) -> Scenario:
         return Scenario(model, steps=14, save_every=2, peer_kill_step=5, object_kill_step=9)
     if model == "vgg":
         return Scenario(model, steps=120, save_every=10, peer_kill_step=47, object_kill_step=84)
-    return Scenario(model, steps=72, save_every=8, peer_kill_step=29, object_kill_step=53)
+    return Scenario(model, steps=60, save_every=6, peer_kill_step=22, object_kill_step=45)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -234,7 +235,8 @@ class AgentLink:
     def _take(self, message: Message) -> None:
         event = message["event"]
         if event == "log":
-            logging.getLogger(message["logger"]).log(message["level"], "%s", message["text"])
+            with contextlib.suppress(Exception):  # of the user's filters and handlers
+                logging.getLogger(message["logger"]).log(message["level"], "%s", message["text"])
         elif event == "free":
             self._give_back(message["slot"])
         elif event == "closed":
@@ -264,8 +266,8 @@ class AgentLink:
             reason = "the manager was closed before this save was done: it is lost"
         else:
             reason = (
-                f"the agent (process {self.pid}) died (status {self._process.returncode}) while this save was "
-                "on its way; the next save starts a new one"
+                f"the agent (process {self.pid}) died (status {self._process.returncode}) while this save "
+                "was on its way; the next save starts a new one"
             )
         self.in_flight.fail_all(lambda handle: SaveFailedError(f"save {handle.tag!r}: {reason}"))
 

@@ -27,11 +27,11 @@ class Agents:
     """
 
     def __init__(self, start: Message, on_failure: Callable[[FastCheckError], None]) -> None:
-        self._start, self._on_failure = start, on_failure
+        self._start, self.on_failure = start, on_failure
         #: Not a plain lock: a signal handler may close the manager while its own thread starts an agent.
         self._starting = threading.RLock()
         self._link: AgentLink | None = None
-        self._closed = False
+        self._closed = threading.Event()
         #: The slot that is being filled or about to be handed over; a new agent leaves it alone.
         self.at_work: int | None = None
 
@@ -46,17 +46,20 @@ class Agents:
             What kept a new agent from starting.
         """
         with self._starting:
-            if self._closed:
+            if self._closed.is_set():
                 raise ClosedError("the manager is closed; make a new one")
             if self._link is not None and not self._link.lost:
                 return self._link
             self._link = None
-            link = AgentLink(self._start | {"keep": self.at_work}, self._on_failure)
+            link = AgentLink(self._start | {"keep": self.at_work}, self.on_failure)
             try:
                 link.wait_ready()
             except BaseException:
                 link.end()
                 raise
+            if self._closed.is_set():
+                link.end()
+                raise ClosedError("the manager was closed while an agent was started")
             self._link = link
             return link
 
@@ -90,7 +93,7 @@ class Agents:
         bool
             Whether the newest checkpoint is in another tier than this host's memory, as far as is known.
         """
-        self._closed = True
+        self._closed.set()
         link = self._link
         if link is None:
             return False

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
 
 from fastcheck_dask.coordination.connect import sqlite_path
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import normalised
 from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
-
-_OPTIONS: Final = frozenset(
-    {
-        "encoders",
-        "close_timeout",
-        "max_shards",
-        "connect_timeout",
-        "floor_bandwidth",
-        "grace",
-        "coordinator_timeout",
-        "session_timeout",
-        "scheduler_timeout",
-    }
-)
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an option that there is not: a typing error must not pass unnoticed."""
-    unknown = sorted(set(options) - _OPTIONS)
-    if unknown:
-        raise ConfigError(
-            f"FastCheckManager knows no option {', '.join(map(repr, unknown))}; "
-            f"besides those in its signature there are {', '.join(sorted(_OPTIONS))}"
-        )
-
 
 def place_of(checkpoint_dir: object) -> str:
     """Return the one spelling of a checkpoint directory."""

@@ -19,22 +19,13 @@ from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
-from fastcheck_dask.errors import (
-    ClosedError,
-    ConfigError,
-    FastCheckError,
-    FencedError,
-    RunInUseError,
-    SaveBusyError,
-    TierError,
-)
+from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, SaveBusyError
 from fastcheck_dask.ids import check_name, run_id_for
-from fastcheck_dask.layout.state import FlatState, flatten
+from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.agents import Agents
 from fastcheck_dask.manager.arguments import (
     check_address,
-    check_options,
     coordinator_url,
     local_folder,
     place_of,
@@ -43,7 +34,7 @@ from fastcheck_dask.manager.arguments import (
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.manager.ownership import Ownership
 from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
-from fastcheck_dask.manager.snapshots import take_snapshot
+from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
@@ -93,9 +84,9 @@ class FastCheckManager:
 
     Notes
     -----
-    Methods may be called from any thread; saves are taken one after the other. They may not be called from a
-    signal handler, except `close`: a handler sets a flag, and the training loop saves. Encoding and sending happen
-    in a process of its own (the agent), which finishes the save in flight when this process dies.
+    Methods may be called from any thread; saves are taken one after the other. In a signal handler only `close`
+    may be called: let it set a flag, and save in the training loop. Encoding and sending happen in a process of
+    its own (the agent), which finishes the save in flight when this process dies.
     """
 
     def __init__(
@@ -113,7 +104,6 @@ class FastCheckManager:
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
-        check_options(options)
         self._location = place_of(checkpoint_dir)
         self._run = run_id_for(self._location) if run_id is None else check_name(run_id, "run_id")
         self._settings = settings(
@@ -146,6 +136,9 @@ class FastCheckManager:
         self._ownership = Ownership(self._run, self._local.path, Path(self._location))
         try:
             self._agents = Agents(self._start_message(url, wanted, root), self._note_failure)
+            self._snapshots = Snapshots(
+                self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
+            )
             self._agents.link()
         except BaseException:
             self._ownership.release()
@@ -228,58 +221,8 @@ class FastCheckManager:
                 self._unreported = None
             flat = flatten(state, chunk_bytes=self._settings.chunk_bytes)
             handle = SaveHandle(tag, ("local", "peers", "object") if self._peers else ("local", "object"))
-            try:
-                self._save(flat, handle, started)
-            except (ClosedError, FencedError, RunInUseError, SaveBusyError):
-                raise
-            except FastCheckError as error:
-                self._fail(handle, error)
-            except OSError as error:
-                self._fail(handle, TierError(f"save {tag!r}: {type(error).__name__}: {error}"))
-            finally:
-                self._agents.at_work = None
+            self._snapshots.save(flat, handle, started)
         return handle
-
-    def _save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
-        waiting = time.monotonic()
-        number = self._free_slot(handle)
-        if number is None:
-            return
-        handle.stats["busy_seconds"] = time.monotonic() - waiting
-        self._agents.at_work = number
-        take_snapshot(self._local.slots[number], flat, handle.tag)
-        handle.stats["stall_seconds"] = time.monotonic() - started
-        handle._reach("local")
-        # A new one, if the agent died during the copy: it finds the snapshot.
-        self._agents.link().save(number, handle)
-
-    def _free_slot(self, handle: SaveHandle) -> int | None:
-        """Wait for a free slot as `on_busy` says; None (and the handle says so) when the save is skipped."""
-        waits = self._settings.on_busy == "wait"
-        while True:
-            link = self._agents.link()
-            number = link.free_slot(self._is_closed if waits else None)
-            if number is not None:
-                return number
-            self._check_open()
-            if link.lost:
-                # A new agent finds the slots as they are.
-                continue
-            error = SaveBusyError(
-                f"save {handle.tag!r}: both slots are in use by earlier saves; wait for one, "
-                "save less often, or use on_busy='wait'"
-            )
-            if self._settings.on_busy == "raise":
-                raise error
-            handle.skipped = True
-            handle._fall_short("local", "peers", "object", error=error)
-            log.warning("%s", error)
-            return None
-
-    def _fail(self, handle: SaveHandle, error: FastCheckError) -> None:
-        log.error("save %r failed: %s", handle.tag, error)
-        self._note_failure(error)
-        handle._fall_short("local", "peers", "object", error=error)
 
     def _note_failure(self, error: FastCheckError) -> None:
         self._unreported = error
@@ -437,9 +380,6 @@ class FastCheckManager:
             grace_seconds=self._settings.grace_seconds,
             connect_seconds=self._settings.connect_seconds,
         )
-
-    def _is_closed(self) -> bool:
-        return self._closed
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

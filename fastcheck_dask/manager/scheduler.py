@@ -47,5 +47,5 @@ def coordinator_of(address: str, seconds: float) -> str:
 
 
 async def _identity(address: str, seconds: float) -> Any:
-    async with rpc(address, timeout=seconds) as scheduler:
+    async with rpc(address, timeout=seconds) as scheduler:  # type: ignore[no-untyped-call]
         return await asyncio.wait_for(scheduler.identity(), seconds)

@@ -63,7 +63,8 @@ def choose(
             raise TooFewNodesError(
                 wanted + 1,
                 len(usable),
-                f"start more (`dask fastcheck storage`), or use num_shards={max(1, len(usable) - 1)} or 'auto'",
+                "start more (`dask fastcheck storage`), or use "
+                f"num_shards={max(1, len(usable) - 1)} or 'auto'",
             )
         return Choice(wanted, True, _fill(usable, wanted + 1, previous))
     if not usable:
@@ -75,7 +76,8 @@ def choose(
     shards = min(max_shards, len(usable) - 1)
     degraded = None
     if shards < max_shards and previous and shards < len(previous) - 1:
-        degraded = f"{len(usable)} storage nodes are alive: {shards} data shards instead of {len(previous) - 1}"
+        before = len(previous) - 1
+        degraded = f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}"
     return Choice(shards, True, _fill(usable, shards + 1, previous), degraded)
 
 

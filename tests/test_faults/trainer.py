@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.errors import FastCheckError
-from fastcheck_dask.manager import manager as module
+from fastcheck_dask.manager import FastCheckManager, snapshots
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.testing.training import TrainingHost, assert_is_state, state_at
 
 _saying = threading.Lock()
 _stalled, _may_go_on = threading.Event(), threading.Event()
-_copy_bits = module.copy_bits
+_copy_bits = snapshots.copy_bits
 
 
 def say(*words: object) -> None:
@@ -45,11 +45,10 @@ def follow(handle: SaveHandle, step: int) -> None:
 
 
 def main(folder: str, coordinator: str, options: str) -> None:
-    module.copy_bits = copy_bits
+    snapshots.copy_bits = copy_bits
     host = TrainingHost(Path(folder), coordinator, json.loads(options))
     manager = host.manager()
-    assert manager._link is not None
-    say("agent", manager._link.pid)
+    say("agent", manager._agents.link().pid)
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
         if command == "save":
@@ -71,7 +70,7 @@ def main(folder: str, coordinator: str, options: str) -> None:
     manager.close()
 
 
-def save(manager: module.FastCheckManager, step: int) -> None:
+def save(manager: FastCheckManager, step: int) -> None:
     handle = manager.save_async(state_at(step), f"step{step}")
     say("local", step)
     threading.Thread(target=follow, args=(handle, step), daemon=True).start()

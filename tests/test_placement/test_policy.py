@@ -1,0 +1,127 @@
+"""Which nodes a save gets: sticky, spread, and degraded only when it has to be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcheck_dask.coordination.base import NodeInfo
+from fastcheck_dask.errors import TooFewNodesError
+from fastcheck_dask.placement.policy import choose
+
+
+def node(name, *, rack=None, host=None, state="available"):
+    return NodeInfo(name, f"fcs://{name}:1", rack or f"r-{name}", host or f"h-{name}", 1 << 30, state)
+
+
+def nodes(count):
+    return [node(f"n{number}") for number in range(count)]
+
+
+def names(choice):
+    return [info.name for info in choice.nodes]
+
+
+def test_choose_nothing_alive_is_object_tier_only_and_says_so():
+    choice = choose([], wanted=None, max_shards=3)
+    assert (choice.shards, choice.parity, choice.nodes) == (0, False, ())
+    assert "only the object tier" in choice.degraded
+
+
+def test_choose_single_node_has_no_parity_and_says_so():
+    choice = choose(nodes(1), wanted=None, max_shards=3)
+    assert (choice.shards, choice.parity, names(choice)) == (1, False, ["n0"])
+    assert "no parity" in choice.degraded
+
+
+@pytest.mark.parametrize(("alive", "shards"), [(2, 1), (3, 2), (4, 3), (9, 3)])
+def test_choose_automatic_uses_what_there_is_up_to_the_limit(alive, shards):
+    choice = choose(nodes(alive), wanted=None, max_shards=3)
+    assert (choice.shards, choice.parity, len(choice.nodes)) == (shards, True, shards + 1)
+    assert choice.degraded is None
+
+
+def test_choose_explicit_number_is_kept_to():
+    choice = choose(nodes(6), wanted=4, max_shards=3)
+    assert (choice.shards, choice.parity, len(choice.nodes)) == (4, True, 5)
+
+
+@pytest.mark.parametrize("alive", [0, 1, 3])
+def test_choose_explicit_number_and_too_few_alive_says_what_to_do(alive):
+    with pytest.raises(TooFewNodesError, match=f"4 storage nodes are needed and {alive} are alive") as caught:
+        choose(nodes(alive), wanted=3, max_shards=9)
+    assert f"num_shards={max(1, alive - 1)}" in str(caught.value)
+    assert "dask fastcheck storage" in str(caught.value)
+
+
+@pytest.mark.parametrize("dead", range(4))
+def test_choose_one_node_dead_others_keep_their_shard(dead):
+    previous = ["n3", "n1", "n0", "n2"]
+    alive = [info for info in nodes(6) if info.name != previous[dead]]
+    choice = choose(alive, wanted=None, max_shards=3, previous=previous)
+    kept = [new == old for new, old in zip(names(choice), previous, strict=True)]
+    assert kept == [place != dead for place in range(4)]
+    assert names(choice)[dead] in ("n4", "n5")
+
+
+def test_choose_fewer_alive_than_before_is_degraded():
+    choice = choose(nodes(3), wanted=None, max_shards=3, previous=["n0", "n1", "n2", "n3"])
+    assert choice.shards == 2
+    assert "2 data shards instead of 3" in choice.degraded
+    assert set(names(choice)) == {"n0", "n1", "n2"}
+
+
+def test_choose_as_many_as_before_is_not_degraded():
+    assert choose(nodes(3), wanted=None, max_shards=3, previous=["n0", "n1", "n2"]).degraded is None
+
+
+def test_choose_excluded_and_draining_nodes_are_left_out():
+    alive = [node("a", state="draining"), node("b"), node("c"), node("d")]
+    choice = choose(alive, wanted=None, max_shards=3, excluded={"c"}, previous=["c", "b"])
+    assert names(choice) == ["d", "b"]
+    with pytest.raises(TooFewNodesError):
+        choose(alive, wanted=2, max_shards=3, excluded={"c"})
+
+
+def test_choose_new_nodes_prefer_other_hosts_then_other_racks():
+    alive = [
+        node("a", host="h1", rack="r1"),
+        node("b", host="h1", rack="r1"),
+        node("c", host="h2", rack="r1"),
+        node("d", host="h3", rack="r2"),
+    ]
+    assert names(choose(alive, wanted=1, max_shards=3)) == ["a", "d"]
+    assert names(choose(alive, wanted=2, max_shards=3)) == ["a", "d", "c"]
+    assert names(choose(alive, wanted=1, max_shards=3, previous=["gone", "c"])) == ["d", "c"]
+
+
+@given(
+    st.sets(st.sampled_from("abcdefgh")),
+    st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 5),
+    st.sets(st.sampled_from("abcdefgh"), max_size=3),
+)
+def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
+    alive, previous, wanted, max_shards, excluded
+):
+    infos = [node(name, host=f"h{ord(name) % 3}", rack=f"r{ord(name) % 2}") for name in sorted(alive)]
+    usable = alive - excluded
+    try:
+        choice = choose(infos, wanted=wanted, max_shards=max_shards, previous=previous, excluded=excluded)
+    except TooFewNodesError:
+        assert wanted is not None
+        assert len(usable) < wanted + 1
+        return
+    chosen = names(choice)
+    assert len(set(chosen)) == len(chosen)
+    assert set(chosen) <= usable
+    assert len(chosen) == choice.shards + choice.parity
+    assert wanted is None or (choice.shards, choice.parity) == (wanted, True)
+    assert wanted is not None or choice.shards <= max_shards
+    assert choice.parity or len(usable) < 2
+    if len(previous) == len(chosen):
+        assert all(new == old for new, old in zip(chosen, previous, strict=True) if old in usable)
+    again = choose(infos, wanted=wanted, max_shards=max_shards, previous=chosen, excluded=excluded)
+    assert names(again) == chosen
