@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.bench-installed
 
-.PHONY: venv demo test lint bench services clean
+.PHONY: venv demo test lint bench bench-codecs services clean
 
 venv: $(STAMP)
 
@@ -30,6 +31,14 @@ lint: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.run
+
+# Trains the networks when it first runs (about 20 minutes on one core); ZipNN is built, with a C compiler.
+bench-codecs: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.codecs --write docs/benchmarks
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,demo,bench]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -65,4 +65,4 @@ class Spread:
         return cls(math.exp(sum(map(math.log, values)) / len(values)), min(values), max(values))
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g} [{self.low:.3g}..{self.high:.3g}]"
+        return f"{self.mean:.4g} [{self.low:.4g}..{self.high:.4g}]"

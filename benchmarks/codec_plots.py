@@ -5,31 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.codec_cases import Kind
 from benchmarks.codec_measures import Measures, Spread
 
-matplotlib.use("agg")
-
-from matplotlib import pyplot  # noqa: E402  (the backend has to be chosen first)
-
-_OURS = ("delta", "index")
+_OURS = ("delta", "index", "as saved")
 
 
 def draw(taken: Sequence[Measures], figure: str, folder: Path) -> Path:
     """Draw ratio against ``encode`` or ``decode`` rate; return the file."""
-    plot, panels = pyplot.subplots(2, 2, figsize=(11, 8), constrained_layout=True)
+    plot = Figure(figsize=(11, 8), layout="constrained")
+    panels = plot.subplots(2, 2)
     for panel, kind in zip(panels.flat, Kind, strict=True):
         _panel(panel, [m for m in taken if m.case.kind is kind], figure)
         panel.set_title(kind.value)
     path = folder / f"codecs_{figure}.png"
     plot.savefig(path, dpi=80)
-    pyplot.close(plot)
     return path
 
 
-def _panel(panel: pyplot.Axes, group: Sequence[Measures], figure: str) -> None:
+def _panel(panel: Axes, group: Sequence[Measures], figure: str) -> None:
     if not group:
         return
     panel.axhline(

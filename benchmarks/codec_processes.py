@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from fastcheck_codecs import XorDelta, max_encoded_nbytes
 from benchmarks import codec_cases
 from benchmarks.checkpoints import Checkpoints
 from benchmarks.codec_cases import Case, Kind
+from benchmarks.codec_coders import one_thread
 from benchmarks.codec_measures import Spread
-from benchmarks.codec_peers import one_thread
 
 _CHUNK_NBYTES = 2 << 20
 _ROUNDS = 15
@@ -31,12 +32,25 @@ _ROUNDS = 15
 
 @dataclass(frozen=True)
 class Scaling:
-    """Rates in raw bytes per second of wall time, and the gain of two over one, round by round."""
+    """Two processes against one.
+
+    Attributes
+    ----------
+    case : Case
+    one, two : float
+        Raw bytes per second of wall time.
+    gain : Spread
+        Of two over one, round by round: median and range.
+    cpu_gain : float
+        The gain if each process had a core of its own: from the CPU time, which tells what they lose to each
+        other's cache and memory traffic, but not what other work on the machine takes from them.
+    """
 
     case: Case
     one: float
     two: float
     gain: Spread
+    cpu_gain: float
 
 
 def _map(folder: Path, name: str, mode: Any) -> codec_cases.Words:
@@ -49,10 +63,11 @@ def _serve(channel: Connection, folder: Path, dtype: str, which: int) -> None:
     current, base = _map(folder, "current", "r"), _map(folder, "base", "r")
     arena = _map(folder, f"arena{which}", "r+")
     while (chunks := channel.recv()) is not None:
+        started = time.process_time()
         for start in chunks:
             part = slice(start, start + _CHUNK_NBYTES)
             XorDelta(base=base[part], dtype=dtype).encode_into(current[part], arena)
-        channel.send(len(chunks))
+        channel.send(time.process_time() - started)
 
 
 @contextmanager
@@ -78,13 +93,13 @@ def _encoders(folder: Path, dtype: str, count: int) -> Iterator[list[Connection]
             process.join()
 
 
-def _seconds(channels: Sequence[Connection], chunks: Sequence[int]) -> float:
+def _seconds(channels: Sequence[Connection], chunks: Sequence[int]) -> tuple[float, float]:
+    """Encode all chunks; return wall time, and CPU time of all processes together."""
     started = time.perf_counter()
     for number, channel in enumerate(channels):
         channel.send(chunks[number :: len(channels)])
-    for channel in channels:
-        channel.recv()
-    return time.perf_counter() - started
+    spent = sum(channel.recv() for channel in channels)
+    return time.perf_counter() - started, spent
 
 
 def measure(runs: Sequence[Checkpoints]) -> Scaling | None:
@@ -105,12 +120,8 @@ def measure(runs: Sequence[Checkpoints]) -> Scaling | None:
         with _encoders(folder, case.dtype, 2) as channels:
             _seconds(channels, chunks * 2)
             times = [(_seconds(channels[:1], chunks), _seconds(channels, chunks)) for _ in range(_ROUNDS)]
-    ones, twos = zip(*times, strict=True)
-    gains = [one / two for one, two in times]
-    nbytes = pair.current.nbytes
-    return Scaling(
-        case,
-        nbytes / float(np.median(ones)),
-        nbytes / float(np.median(twos)),
-        Spread(float(np.median(gains)), min(gains), max(gains)),
-    )
+    walls = [(alone[0], both[0]) for alone, both in times]
+    gains = [alone / both for alone, both in walls]
+    one, two = (pair.current.nbytes / median(column) for column in zip(*walls, strict=True))
+    cpu_gain = median(2 * alone[1] / both[1] for alone, both in times)
+    return Scaling(case, one, two, Spread(median(gains), min(gains), max(gains)), cpu_gain)

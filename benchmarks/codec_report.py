@@ -18,6 +18,8 @@ from benchmarks.codec_processes import Scaling
 
 _GIGA = 1e9
 _PAGE = "codecs.md"
+_FIGURES = ("ratio", "encode", "decode")
+_OURS = ("delta", "index", "as saved")
 _INTRODUCTION = """\
 # Codecs against others, on checkpoints of real training
 
@@ -25,15 +27,20 @@ Written by `make bench-codecs`; the program is `benchmarks/codecs.py`.
 
 {machine}
 
-How it is measured: samples of 16 MiB, 1 MiB parts evenly spread over the state. All coders run in turn in one
-process with one thread; a figure is the median of {rounds} rounds of its CPU time (of 2 for pcodec and zlib).
-GB/s are 10^9 raw bytes per second. Quote ratios of one run: absolute rates move with what else the machine does.
-A residual (XOR or difference) is computed within the timed part, for others as for ours. Our checksums are on,
-except in the row that says so; Blosc2, pcodec and ZipNN have none. Each coder is fed with what gives it the best
-ratio: the raw values, their XOR with those of the base, or the difference; the tables say which. Every
-round trip was compared bit for bit. Tuned cases are those that the codecs may have been tuned on; held-out ones
-count. The bound is the best order-0 code of the byte planes of the values, the XOR or the difference.
-Means are geometric, ranges are over the cases.
+How it is measured: samples of 16 MiB, 1 MiB parts evenly spread over the state. All coders run in turn in
+one process with one thread; a figure is the median of {rounds} rounds of its CPU time (of 2 for pcodec and
+zlib). GB/s are 10^9 raw bytes per second. Quote ratios of one run: absolute rates move with what else the
+machine does. A residual (XOR or difference) is computed within the timed part, for others as for ours. Our
+checksums are on, except in the row that says so; Blosc2, pcodec and ZipNN have none. Ours writes into
+memory that is there already, as a save does; malloc keeps what is freed, so that those who return fresh
+buffers do not pay for page faults either (`--plain-malloc` leaves malloc alone; they are slower then, by how
+much depends on what ran before). Each coder is fed with
+what gives it the best ratio: the raw values, their XOR with those of the base, or the difference; the tables
+say which. *delta* is `XorDelta`, *index* is `PrefixIndex`, *as saved* is what the encoder of a save does: it
+chooses between the two from a sample, and its time has the digests too. Every round trip was compared bit for
+bit. Tuned cases are those that the codecs may have been tuned on; the held-out ones count. The bound is the
+best order-0 code of the byte planes of the values, the XOR or the difference. Means are geometric, ranges are
+over the cases.
 """
 
 
@@ -101,6 +108,8 @@ class Report:
 
     def _tables(self) -> Iterator[_Table]:
         yield self._goals()
+        if self.scaling is not None:
+            yield _scaling_table(self.scaling)
         for kind in Kind:
             for is_tuned in (False, True):
                 group = [m for m in self.taken if m.case.kind is kind and m.case.is_tuned is is_tuned]
@@ -127,13 +136,11 @@ class Report:
     def _losses(self) -> _Table:
         rows = []
         for run in self.runs:
-            losses = run.report["losses"]
-            curve = [statistics.mean(losses[at : at + 20]) for at in (0, 50, 100, 200, len(losses) - 20)]
-            size = f"{run.report['parameters'] / 1e6:.1f} M"
-            uniform = f"{run.report['uniform']:.2f}"
-            rows.append(
-                [run.name, size, run.report["recipe"]["optimizer"], *(f"{c:.2f}" for c in curve), uniform]
-            )
+            report = run.report
+            losses = report["losses"]
+            means = [statistics.mean(losses[at : at + 20]) for at in (0, 50, 100, 200, len(losses) - 20)]
+            row = [run.name, f"{report['parameters'] / 1e6:.1f} M", report["recipe"]["optimizer"]]
+            rows.append([*row, *(f"{loss:.2f}" for loss in (*means, report["uniform"]))])
         columns = ("run", "parameters", "optimizer", "1", "51", "101", "201", "281", "uniform guess")
         return _Table("Loss, means of 20 steps from", columns, rows)
 
@@ -160,10 +167,7 @@ def by_coder(group: Sequence[Measures]) -> Iterator[tuple[str, str, list[Measure
         feeds = Counter(name.split(" / ")[1] for name, _ in best)
         says = ", ".join(feed if len(feeds) == 1 else f"{feed} {n}x" for feed, n in feeds.most_common())
         yield peer, says, [measure for _, measure in best]
-        if len(feeds) == 1:
-            always = next(iter(feeds))
-        else:
-            always = ""
+        always = next(iter(feeds)) if len(feeds) == 1 else ""
         for name in names:
             if name.startswith(f"{peer} / ") and all(name in m.by_name for m in group):
                 feed = name.split(" / ")[1]
@@ -182,13 +186,20 @@ def _class_table(kind: Kind, group: Sequence[Measures], *, is_tuned: bool) -> _T
         for name, feeds, measures in by_coder(group)
     ]
     for name, feeds, (ratio, encode, decode) in sorted(found, key=lambda row: -row[2][0].mean):
-        ours = name.startswith(("delta", "index"))
+        ours = name.startswith(_OURS)
         shown = f"fastcheck {name}" if ours else name
         rates = [f"{rate.mean / _GIGA:.2f}" for rate in (encode, decode)]
         rows.append([shown, feeds, str(ratio), *rates])
     set_name = "tuned" if is_tuned else "held out"
     title = f"{kind.value}, {set_name} ({len(group)} cases)"
     return _Table(title, ("coder", "fed with", "ratio", "encode GB/s", "decode GB/s"), rows)
+
+
+def _scaling_table(scaling: Scaling) -> _Table:
+    figures = [f"{rate / _GIGA:.2f}" for rate in (scaling.one, scaling.two)]
+    row = [scaling.case.name, *figures, str(scaling.gain), f"{scaling.cpu_gain:.2f}"]
+    columns = ("case", "one GB/s", "two GB/s", "gain, wall time", "gain by CPU time, were both cores free")
+    return _Table("Two encoder processes on shared memory against one", columns, [row])
 
 
 def _case_table(taken: Sequence[Measures]) -> _Table:

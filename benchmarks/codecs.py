@@ -10,7 +10,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,12 +21,14 @@ import numpy as np
 from benchmarks import codec_cases, codec_processes, codec_report
 from benchmarks.checkpoints import CACHE, RUNS, Checkpoints, every, find
 from benchmarks.codec_cases import Case
+from benchmarks.codec_coders import Coder, coders, keep_memory, one_thread
 from benchmarks.codec_goals import goals
 from benchmarks.codec_measures import Measures
-from benchmarks.codec_peers import Coder, coders, one_thread
 from benchmarks.machine import console, describe
 
-ROUNDS, SLOW_ROUNDS = 7, 2
+ROUNDS, SLOW_ROUNDS = 5, 2
+
+_Work = tuple[Case, Checkpoints]
 
 
 class BrokenRoundTripError(AssertionError):
@@ -70,9 +72,9 @@ def measure(case: Case, checkpoints: Checkpoints, rounds: int = ROUNDS) -> Measu
     try:
         for number in range(rounds + 1):
             for coder in made:
-                if number == 0:  # warms up; the times are thrown away
+                if number == 0 and not coder.slow:  # warms up; the times are thrown away
                     _once(coder, case, pair.current, _Times())
-                elif not coder.slow or number <= SLOW_ROUNDS:
+                elif 0 < number <= (SLOW_ROUNDS if coder.slow else rounds):
                     _once(coder, case, pair.current, times[coder.name])
     finally:
         gc.enable()
@@ -82,9 +84,7 @@ def measure(case: Case, checkpoints: Checkpoints, rounds: int = ROUNDS) -> Measu
     return measures
 
 
-def _chosen(
-    runs: Iterable[Checkpoints], patterns: list[str], *, quick: bool
-) -> Iterable[tuple[Case, Checkpoints]]:
+def _chosen(patterns: list[str], runs: Iterable[Checkpoints], *, quick: bool) -> Iterator[_Work]:
     for checkpoints in runs:
         for case in codec_cases.of_run(checkpoints):
             if quick and case.interval != 10:
@@ -101,6 +101,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the checkpoints")
     parser.add_argument("--no-training", action="store_true", help="use only what the cache has")
     parser.add_argument("--quick", action="store_true", help="interval 10 only")
+    parser.add_argument(
+        "--plain-malloc", action="store_true", help="let peers pay for page faults of fresh buffers"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--write", type=Path, help="folder that receives the tables and plots")
     return parser.parse_args()
@@ -110,7 +113,9 @@ def main() -> int:
     """Print all tables; return the exit status."""
     arguments = _arguments()
     one_thread()
-    machine = describe()
+    if not arguments.plain_malloc:
+        keep_memory()
+    machine = describe() + (", plain malloc" if arguments.plain_malloc else "")
     console.print(machine)
     if arguments.no_training:
         runs = [found for name in RUNS if (found := find(name, arguments.cache))]
@@ -118,7 +123,7 @@ def main() -> int:
         runs = list(every(arguments.cache))
     taken = []
     try:
-        for case, checkpoints in _chosen(runs, arguments.cases, quick=arguments.quick):
+        for case, checkpoints in _chosen(arguments.cases, runs, quick=arguments.quick):
             taken.append(measure(case, checkpoints, arguments.rounds))
             codec_report.progress(taken[-1])
         scaling = codec_processes.measure(runs)

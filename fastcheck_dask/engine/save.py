@@ -186,7 +186,7 @@ class PeerSaver:
         attempt = _Attempt(self._claim, snapshot, choice, clients)
         try:
             try:
-                whole = await attempt.begin(layout, generation, latest, has_base=base is not None)
+                whole = await attempt.begin(layout, generation, latest)
                 jobs = list(
                     jobs_for_peers(content, base.content if base else None, whole, budget_bytes=JOB_BYTES)
                 )
@@ -271,10 +271,8 @@ class _Attempt:
         self.digests: dict[str, str] = {}
         self.stats = SaveStats(raw_bytes=snapshot.raw_bytes, nodes=self._names, degraded=choice.degraded)
 
-    async def begin(
-        self, layout: Layout, generation: int, latest: CommitRecord | None, *, has_base: bool
-    ) -> Collection[str]:
-        """Announce the save to every node; return the keys that have to go whole."""
+    async def begin(self, layout: Layout, generation: int, latest: CommitRecord | None) -> Collection[str]:
+        """Announce the save to every node; return the keys that have to go whole, whatever base there is."""
 
         async def one(shard: int, client: PeerClient) -> Sequence[str]:
             keys = layout.keys_of(shard)
@@ -292,12 +290,11 @@ class _Attempt:
                 return keys
             try:
                 # Naming what is committed also protects it, where the node has not heard of the commit.
-                absent = await client.begin(base=(latest.generation, latest.token), **arguments)
+                return await client.begin(base=(latest.generation, latest.token), **arguments)
             except StaleBaseError as error:
                 log.warning("generation %d, shard %d goes whole: %s", generation, shard, error)
                 await client.begin(base=None, **arguments)
                 return keys
-            return absent if has_base else keys
 
         found = await together(one(shard, client) for shard, client in enumerate(self._clients))
         return {key for keys in found for key in keys}

@@ -11,6 +11,7 @@ from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import normalised
 from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
 
+
 def place_of(checkpoint_dir: object) -> str:
     """Return the one spelling of a checkpoint directory."""
     location = _text(checkpoint_dir, "checkpoint_dir", "the path of a folder")

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 from distributed.core import rpc
 
+from fastcheck_dask.clock import Deadline
 from fastcheck_dask.errors import ConfigError, CoordinationError
 
 _T = TypeVar("_T")
+_ASK_AGAIN_SECONDS = 0.1
 
 
 def run_apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -21,7 +23,9 @@ def run_apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def coordinator_of(address: str, seconds: float) -> str:
-    """Return the URL of the coordinator that the storage nodes at a scheduler use; empty without any node.
+    """Return the URL of the coordinator that the storage nodes at a scheduler use.
+
+    Nodes that were just started are waited for, `seconds` at most. Empty if there is none.
 
     Raises
     ------
@@ -31,21 +35,28 @@ def coordinator_of(address: str, seconds: float) -> str:
         If what answers is no scheduler.
     """
     try:
-        identity = run_apart(_identity(address, seconds))
+        return run_apart(_coordinator_of(address, seconds))
+    except ConfigError:
+        raise
     except Exception as error:  # whatever kind of server listens there, and whatever it answers
         raise CoordinationError(
             f"the scheduler {address} does not answer ({type(error).__name__}: {error}); start it "
             "(`dask scheduler`), correct scheduler=..., or leave it out and give coordinator=..."
         ) from error
-    if not isinstance(identity, dict) or identity.get("type") != "Scheduler":
-        raise ConfigError(f"scheduler={address!r} is the address of something else; give the scheduler's")
-    for worker in identity["workers"].values():
-        url = (worker.get("metrics", {}).get("fastcheck") or {}).get("coordinator")
-        if url:
-            return str(url)
-    return ""
 
 
-async def _identity(address: str, seconds: float) -> Any:
+async def _coordinator_of(address: str, seconds: float) -> str:
+    deadline = Deadline.after(seconds)
     async with rpc(address, timeout=seconds) as scheduler:  # type: ignore[no-untyped-call]
-        return await asyncio.wait_for(scheduler.identity(), seconds)
+        while True:
+            identity = await asyncio.wait_for(scheduler.identity(), seconds)
+            if not isinstance(identity, dict) or identity.get("type") != "Scheduler":
+                raise ConfigError(f"scheduler={address!r} is the address of something else, no scheduler")
+            for worker in identity["workers"].values():
+                # Comes with a heartbeat, which may be later than the registration.
+                url = (worker.get("metrics", {}).get("fastcheck") or {}).get("coordinator")
+                if url:
+                    return str(url)
+            if deadline.passed:
+                return ""
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)

@@ -17,7 +17,7 @@ from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.engine.recover import Recovery
 from fastcheck_dask.manager import FastCheckManager
-from fastcheck_dask.manager.handle import SaveHandle
+from fastcheck_dask.manager.handle import Level, SaveHandle
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
@@ -65,11 +65,11 @@ def assert_is_state(state: Any, step: int, *, arrays: int = 6, size: int = 1500)
 class TrainingHost:
     """One run on one training host; its memory can be lost, and others can look at what the run saved.
 
-    Everything lies in `folder`. `options` go to each manager.
+    Everything lies in `folder`. `options` go to each manager. Without a coordinator there are no storage nodes.
     """
 
     folder: Path
-    coordinator: str
+    coordinator: str | None
     options: dict[str, Any] = field(default_factory=dict)
     _open: list[FastCheckManager] = field(default_factory=list)
     _run_id: str = ""
@@ -96,7 +96,7 @@ class TrainingHost:
         self._run_id = made.run_id
         return made
 
-    def save(self, manager: FastCheckManager, step: int, *, level: Any = "peers") -> SaveHandle:
+    def save(self, manager: FastCheckManager, step: int, *, level: Level = "peers") -> SaveHandle:
         """Save the state of a step and wait for a level."""
         return manager.save_async(state_at(step), f"step{step}").wait(level, timeout=60.0)
 
@@ -111,7 +111,8 @@ class TrainingHost:
             self._open.pop().close()
 
     def records(self) -> tuple[CommitRecord, ...]:
-        """Return what the coordinator knows of the run."""
+        """Return what the coordinator of the nodes knows of the run."""
+        assert self.coordinator is not None
         with contextlib.closing(connect(self.coordinator)) as coordinator:
             return coordinator.commits(self._run_id)
 

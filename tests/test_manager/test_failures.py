@@ -1,4 +1,4 @@
-"""Agents and trainers that die or hang, signals, full tiers: training goes on, and nothing is lost silently."""
+"""Agents and trainers that die or hang, signals, full tiers: training goes on, nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ def agent():
     return manager._agents.link().pid
 def say(*words):
     print(*words, flush=True)
-def load_elsewhere():
-    pass
 """
 
 
@@ -191,9 +189,16 @@ def test_close_finishes_in_flight_and_leaves_no_file(make: Any, kit: Any, tmp_pa
 
 def test_with_block_raises_saves_are_finished(make: Any, kit: Any) -> None:
     manager = make()
-    with pytest.raises(ZeroDivisionError), manager:
-        handle = manager.save_async({"w": kit.noise(1)}, "s")
-        raise ZeroDivisionError
+    handles = []
+
+    def train() -> None:
+        with manager:
+            handles.append(manager.save_async({"w": kit.noise(1)}, "s"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    (handle,) = handles
     assert handle.wait(timeout=0.0).level == "object"
     assert make().tags() == ["s"]
 
@@ -307,9 +312,10 @@ def test_save_interrupted_in_the_copy_slot_is_free_again(
         raise KeyboardInterrupt
 
     for _ in range(3):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(snapshots, "copy_bits", interrupt)
-            manager.save_async({"w": kit.noise(2)}, "cut")
+            with pytest.raises(KeyboardInterrupt):
+                manager.save_async({"w": kit.noise(2)}, "cut")
     manager.save_async({"w": kit.noise(3)}, "next").wait(timeout=kit.patience)
     assert manager.tags() == ["base", "next"]
 
@@ -504,19 +510,16 @@ def test_agent_started_from_hostile_folder_imports_what_the_trainer_did(
     start_trainer: Any, make: Any, kit: Any, tmp_path: Path
 ) -> None:
     hostile = tmp_path / "cwd"
-    (hostile / "fastcheck_dask").mkdir(parents=True)
-    for name in ("logging.py", "queue.py", "fastcheck_dask/__init__.py", "numpy.py"):
-        (hostile / name).write_text("raise RuntimeError('shadowed')")
-    script = """
-sys.path.remove("")
-import os
-"""
+    first = tmp_path / "first"
+    for module in (hostile / "logging", hostile / "numpy", first / "fastcheck_dask"):
+        module.mkdir(parents=True)
+        (module / "__init__.py").write_text("raise RuntimeError('shadowed')")
     script = (
         "import sys; sys.path.remove('')\n"
         + TRAINER
         + """
 manager.close()
-sys.path.insert(0, os.getcwd())
+sys.path.insert(0, sys.argv[1] + '/first')
 os.umask(0o277)
 manager = FastCheckManager("../rel", local_dir="../relshm", coordinator=None, encoders=1)
 os.chdir("/")
@@ -532,27 +535,6 @@ assert manager.tags()[0] == "a" and manager.tags()[-1] == "c"
     trainer = start_trainer(script, tmp_path, cwd=hostile, env=environment)
     assert trainer.end() == 0
     assert (tmp_path / "rel" / "00000001-a").is_dir()
-
-
-def test_save_thousands_of_tensors_few_descriptors(
-    start_trainer: Any, make: Any, kit: Any, tmp_path: Path
-) -> None:
-    script = """
-import resource
-manager.save_async({"w": noise(0)}, "warm").wait()
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-resource.prlimit(agent(), resource.RLIMIT_NOFILE, (256, 256))
-def descriptors(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
-before = descriptors("self"), descriptors(agent())
-manager.save_async({str(i): noise(i, 300) for i in range(5000)}, "many").wait()
-assert (descriptors("self"), descriptors(agent())) == before
-manager.close()
-"""
-    assert start_trainer(TRAINER + script, tmp_path).end() == 0
-    found = make().load()
-    assert len(found) == 5000
-    assert all(found[str(i)].tobytes() == kit.noise(i, 300).tobytes() for i in range(0, 5000, 37))
 
 
 @pytest.mark.slow
