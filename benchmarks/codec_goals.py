@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.codec_cases import Kind
-from benchmarks.codec_measures import Measures, Spread
-from benchmarks.codec_processes import Scaling
+from benchmarks.codec_measures import Measures, Scaling, Spread
 
 
 @dataclass(frozen=True)

@@ -66,3 +66,26 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} [{self.low:.4g}..{self.high:.4g}]"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Two processes against one.
+
+    Attributes
+    ----------
+    case : Case
+    one, two : float
+        Raw bytes per second of wall time.
+    gain : Spread
+        Of two over one, round by round: median and range.
+    cpu_gain : float
+        The gain if each process had a core of its own: from the CPU time, which tells what they lose to each
+        other's cache and memory traffic, but not what other work on the machine takes from them.
+    """
+
+    case: Case
+    one: float
+    two: float
+    gain: Spread
+    cpu_gain: float

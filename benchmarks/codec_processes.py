@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -22,35 +21,12 @@ from fastcheck_codecs import XorDelta, max_encoded_nbytes
 
 from benchmarks import codec_cases
 from benchmarks.checkpoints import Checkpoints
-from benchmarks.codec_cases import Case, Kind
+from benchmarks.codec_cases import Kind
 from benchmarks.codec_coders import one_thread
-from benchmarks.codec_measures import Spread
+from benchmarks.codec_measures import Scaling, Spread
 
 _CHUNK_NBYTES = 2 << 20
 _ROUNDS = 15
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Two processes against one.
-
-    Attributes
-    ----------
-    case : Case
-    one, two : float
-        Raw bytes per second of wall time.
-    gain : Spread
-        Of two over one, round by round: median and range.
-    cpu_gain : float
-        The gain if each process had a core of its own: from the CPU time, which tells what they lose to each
-        other's cache and memory traffic, but not what other work on the machine takes from them.
-    """
-
-    case: Case
-    one: float
-    two: float
-    gain: Spread
-    cpu_gain: float
 
 
 def _map(folder: Path, name: str, mode: Any) -> codec_cases.Words:

@@ -13,8 +13,7 @@ from benchmarks import codec_plots, machine
 from benchmarks.checkpoints import Checkpoints
 from benchmarks.codec_cases import Kind
 from benchmarks.codec_goals import Goal
-from benchmarks.codec_measures import Measure, Measures, Spread
-from benchmarks.codec_processes import Scaling
+from benchmarks.codec_measures import Measure, Measures, Scaling, Spread
 
 _GIGA = 1e9
 _PAGE = "codecs.md"

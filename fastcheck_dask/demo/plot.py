@@ -89,8 +89,8 @@ def _bytes(axes: Axes, outcome: Outcome) -> None:
     for killed in (len(shown[0]), len(shown[0]) + len(shown[1])):
         axes.axvline(killed - 0.5, color=_RED, linestyle=(0, (4, 3)), linewidth=1.1)
     axes.set_xticks(range(len(saves)), [save.tag.removeprefix("step").lstrip("0") for save in saves])
-    axes.set_ylim(0, 1.5 * max(raw, default=1))
+    axes.set_ylim(0, 1.4 * max(raw, default=1))
     axes.set_title("Bytes of each save (dashed: kills)")
     axes.set_xlabel("saved after step")
     axes.set_ylabel("MB")
-    axes.legend(loc="upper center", ncols=3, fontsize=8.5, columnspacing=1.2, handlelength=1.2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8.5, columnspacing=1.2)

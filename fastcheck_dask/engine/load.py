@@ -280,14 +280,23 @@ class ChunkLoader:
         async def one(key: str) -> None:
             async with readers:
                 try:
-                    self._report.received_bytes += await asyncio.to_thread(self._read_object, directory, key)
+                    received = await asyncio.to_thread(self._read_object, directory, key)
                 except FastCheckError as error:
                     self._causes.append(str(error))
                 else:
+                    self._report.received_bytes += received
                     self._good.add(key)
                     self._report.count("object", self._manifest.sizes[key])
 
         await asyncio.gather(*(one(key) for key in keys))
+        if self._record is not None and self._record.nodes:
+            log.warning(
+                "generation %d: %d chunks that the storage nodes could not give were asked of the object tier, "
+                "%d came",
+                self._manifest.generation,
+                len(keys),
+                sum(key in self._good for key in keys),
+            )
 
     def _read_object(self, directory: str, key: str) -> int:
         assert self._folder is not None

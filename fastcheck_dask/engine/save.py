@@ -353,8 +353,6 @@ class _Attempt:
 
 def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
     previous = base.manifest.layout if base is not None else None
-    if previous is not None and previous.parity != choice.parity:
-        previous = None
     sizes = {key: chunk.nbytes for key, chunk in snapshot.content.chunks.items()}
     return assign(sizes, shards=choice.shards, parity=choice.parity, previous=previous)
 

@@ -84,9 +84,9 @@ class FastCheckManager:
 
     Notes
     -----
-    Methods may be called from any thread; saves are taken one after the other. In a signal handler only `close`
-    may be called: let it set a flag, and save in the training loop. Encoding and sending happen in a process of
-    its own (the agent), which finishes the save in flight when this process dies.
+    Methods may be called from any thread; saves are taken one after the other. In a signal handler only
+    `close` may be called: let it set a flag, and save in the training loop. Encoding and sending happen in a
+    process of its own (the agent), which finishes the save in flight when this process dies.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ def assert_is_state(state: Any, step: int, *, arrays: int = 6, size: int = 1500)
 class TrainingHost:
     """One run on one training host; its memory can be lost, and others can look at what the run saved.
 
-    Everything lies in `folder`. `options` go to each manager. Without a coordinator there are no storage nodes.
+    Everything lies in `folder`. `options` go to each manager. Without `coordinator` there are no storage
+    nodes.
     """
 
     folder: Path

@@ -126,6 +126,7 @@ def test_save_node_dies_for_good_goes_to_others_whole(rig, states, node):
     saved = run.retry(snapshot)
     assert node not in saved.record.nodes
     assert "n4" in saved.record.nodes
+    assert run.nodes["n4"].calls.count("begin") == 1
     assert 0 < saved.stats.deltas < saved.stats.chunks
     assert loads(run, states.of(1, step=1), states)
 
@@ -333,6 +334,7 @@ def test_save_parity_comes_and_goes_loads_exactly(rig, states):
         run.nodes["n1"].down = down
         saved = run.save(states.of(1, step=step))
         assert saved.record.parity is not down
+        assert (saved.stats.deltas > 0) is (step > 0)
     run.nodes["n0"].down = True
     run.forget_local()
     recovered = run.recover(folder=False)

@@ -105,25 +105,26 @@ def empty_chunk(host: TrainingHost) -> None:
     chunk_of(host, 2).write_bytes(b"")
 
 
+def private(host: TrainingHost, kind: str) -> Path:
+    (found,) = (host.objects / ".fastcheck" / kind).glob("*-step2*")
+    return found
+
+
 def remove_marker(host: TrainingHost) -> None:
-    (marker,) = (p for p in (host.objects / ".fastcheck").rglob("*step2*") if p.is_file())
-    marker.unlink()
+    private(host, "commits").unlink()
 
 
 def damage_marker(host: TrainingHost) -> None:
-    (marker,) = (p for p in (host.objects / ".fastcheck").rglob("*step2*") if p.is_file())
+    marker = private(host, "commits")
     marker.write_bytes(marker.read_bytes()[:-30])
 
 
 def remove_manifest(host: TrainingHost) -> None:
-    manifests = [p for p in directory(host, 2).rglob("*manifest*") if p.is_file()]
-    assert manifests
-    for path in manifests:
-        path.unlink()
+    private(host, "manifests").unlink()
 
 
 def flip_manifest(host: TrainingHost) -> None:
-    (path,) = (p for p in directory(host, 2).rglob("*manifest*") if p.is_file())
+    path = private(host, "manifests")
     flip(path, path.stat().st_size // 2)
 
 

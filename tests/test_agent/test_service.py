@@ -1,0 +1,239 @@
+"""The service with real slots, encoders and an embedded coordinator, and no storage nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastcheck_dask.agent.service import RunConfig, SaveService
+from fastcheck_dask.config import settings
+from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.engine.snapshot import describe
+from fastcheck_dask.errors import TierError
+from fastcheck_dask.layout.chunks import ArraySpec
+from fastcheck_dask.tiers.local import LocalTier, SlotState
+
+NBYTES = 8192
+SPEC = ArraySpec("w", "float32", (NBYTES // 4,), (NBYTES // 8,))
+TREE = {"kind": "none"}
+
+
+class Bench:
+    """A service, what it told, and the trainer's side of the slots."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.told: list[dict[str, Any]] = []
+        self.coordinator = EmbeddedCoordinator(folder / "coord.db")
+        self.claim = self.coordinator.claim("run", "test")
+        self.local = LocalTier("run", folder / "shm")
+        config = RunConfig(
+            run="run",
+            location=str(folder / "objects"),
+            coordinator_url="",
+            peers=False,
+            wanted_shards=None,
+            settings=settings(local_dir=str(folder / "shm"), encoders=1, **options),
+        )
+        self.service = SaveService(config, self.coordinator, self.claim, self.told.append)
+
+    def snapshot(self, number: int, seed: int, token: str | None = None) -> bytes:
+        slot = self.local.slots[number]
+        slot.reserve(NBYTES)
+        token = token or f"token{seed}"
+        slot.begin(token, f"s{seed}")
+        bits = np.random.default_rng(seed).normal(size=NBYTES // 4).astype(np.float32).view(np.uint8)
+        slot.data[:NBYTES] = bits
+        document = describe(token=token, tag=f"s{seed}", created_unix=time.time(), tree=TREE, arrays=(SPEC,))
+        slot.complete(document, NBYTES)
+        return bits.tobytes()
+
+    async def save(self, number: int, seq: int) -> None:
+        self.service.accept(number)
+        await self.service.save(number, seq)
+
+    def events(self, *names: str) -> list[tuple[str, Any]]:
+        return [(m["event"], m.get("seq", m.get("slot"))) for m in self.told if m["event"] in names]
+
+
+def run(folder: Path, test: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        bench = Bench(folder, **options)
+        try:
+            await test(bench)
+        finally:
+            await bench.service.close()
+            bench.local.close()
+            bench.coordinator.close()
+
+    asyncio.run(main())
+
+
+def test_start_empty_both_slots_are_free(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.service.start() == [0, 1]
+        assert bench.service.safe_elsewhere()
+        assert bench.service.records() == []
+
+    run(tmp_path, test)
+
+
+def test_save_alternating_slots_the_former_base_becomes_free(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        for seq in range(3):
+            bench.snapshot(seq % 2, seq)
+            await bench.save(seq % 2, seq)
+        assert bench.events("committed", "persisted", "free") == [
+            ("committed", 0),
+            ("persisted", 0),
+            ("free", 0),
+            ("committed", 1),
+            ("persisted", 1),
+            ("free", 1),
+            ("committed", 2),
+            ("persisted", 2),
+        ]
+        assert [s.status.state for s in bench.local.slots] == [SlotState.COMMITTED] * 2
+        assert bench.service.safe_elsewhere()
+        assert len(bench.service.records()) == 3
+
+    run(tmp_path, test)
+
+
+def test_save_damaged_draft_fails_slot_is_free_and_the_next_works(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        bench.snapshot(0, 1)
+        (bench.local.path / "slot0.draft").write_bytes(b"damaged")
+        await bench.save(0, 7)
+        assert bench.events("failed", "free") == [("failed", 7), ("free", 0)]
+        assert bench.local.slots[0].status.state is SlotState.EMPTY
+        bench.snapshot(0, 2)
+        await bench.save(0, 8)
+        assert bench.events("committed") == [("committed", 8)]
+
+    run(tmp_path, test)
+
+
+def test_save_slot_was_taken_by_another_snapshot_is_not_sealed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        bench.snapshot(0, 1)
+        publish = bench.service._persister.write_whole
+
+        async def overwritten(*arguments: Any) -> Any:
+            found = await publish(*arguments)
+            bench.local.slots[0].clear()
+            bench.snapshot(0, 2)
+            return found
+
+        monkeypatch.setattr(bench.service._persister, "write_whole", overwritten)
+        await bench.save(0, 7)
+        assert bench.events("committed", "failed") == [("failed", 7)]
+        assert bench.service.records() == []
+
+    run(tmp_path, test)
+
+
+def test_save_slot_cannot_be_emptied_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        bench.snapshot(0, 1)
+        (bench.local.path / "slot0.draft").unlink()
+
+        def broken(_: object) -> None:
+            raise OSError("no")
+
+        monkeypatch.setattr(type(bench.local.slots[0]), "clear", broken)
+        await bench.save(0, 7)
+        assert bench.events("failed", "free") == [("failed", 7), ("free", 0)]
+
+    run(tmp_path, test)
+
+
+def test_commit_not_noted_in_slot_checkpoint_is_in_force_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+
+        def broken(*_: object, **__: object) -> None:
+            raise TierError("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(bench.local.slots[0]), "commit", broken)
+            bench.snapshot(0, 1)
+            await bench.save(0, 1)
+        assert bench.events("committed", "failed") == [("committed", 1)]
+        assert ("free", 0) in bench.events("free")
+        bench.snapshot(0, 2)
+        await bench.save(0, 2)
+        assert [m["event"] for m in bench.told if m.get("seq") == 2][0] == "committed"
+
+    run(tmp_path, test)
+
+
+def test_start_after_a_crash_takes_up_base_and_drops_the_unfinished(tmp_path: Path) -> None:
+    async def crashed(bench: Bench) -> None:
+        await bench.service.start()
+        bench.snapshot(0, 1)
+        await bench.save(0, 1)
+        bench.snapshot(1, 2)
+
+    async def next_trainer(bench: Bench) -> None:
+        assert await bench.service.start() == [1]
+        assert bench.local.slots[1].status.state is SlotState.EMPTY
+        assert bench.service.orphans() == []
+
+    async def same_trainer(bench: Bench) -> None:
+        assert await bench.service.start(keep=1) == [1]
+        assert bench.service.orphans() == [1]
+        await bench.save(1, 5)
+        assert bench.events("committed") == [("committed", 5)]
+
+    run(tmp_path, crashed)
+    run(tmp_path, same_trainer)
+    (tmp_path / "other").mkdir()
+    run(tmp_path / "other", crashed)
+    run(tmp_path / "other", next_trainer)
+
+
+def test_save_trainer_reuses_generation_after_lost_coordinator(tmp_path: Path) -> None:
+    async def first(bench: Bench) -> None:
+        await bench.service.start()
+        for seed in (1, 2):
+            bench.snapshot(seed % 2, seed)
+            await bench.save(seed % 2, seed)
+
+    async def second(bench: Bench) -> None:
+        free = await bench.service.start()
+        bench.snapshot(free[0], 3)
+        await bench.save(free[0], 3)
+        (record,) = bench.service.records()
+        assert b'"generation":3' in record
+
+    run(tmp_path, first)
+    for file in tmp_path.glob("coord.db*"):
+        file.unlink()
+    run(tmp_path, second)
+
+
+def test_finish_without_saves_does_nothing(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        await bench.service.finish()
+        assert bench.told == []
+        with contextlib.suppress(StopIteration):
+            assert not next((bench.folder / "objects").rglob("zarr.json"))
+
+    run(tmp_path, test)
