@@ -16,6 +16,8 @@ Words = npt.NDArray[Any]
 
 SAMPLE_NBYTES = 16 << 20
 _PART_NBYTES = 1 << 20
+#: Bits per word that stand for none, where nothing changed.
+_NO_BITS = 1e-3
 
 #: What the codecs may be tuned on; every other case is held out. Fixed before any tuning.
 _TUNED = {("vgg_sgd", "early"), ("vgg_sgd", "late"), ("gpt_fp32", "late")}
@@ -106,7 +108,8 @@ def load(case: Case, checkpoints: Checkpoints) -> Pair:
 
 
 def _sample(values: Words) -> Words:
-    words = values.view(np.dtype(f"u{values.itemsize}"))
+    # A plain array: slices of a mapped file are slower, for ours and theirs.
+    words = np.asarray(values.view(np.dtype(f"u{values.itemsize}")))
     part = _PART_NBYTES // words.itemsize
     if words.nbytes <= SAMPLE_NBYTES:
         return words.copy()
@@ -175,7 +178,7 @@ def bound(pair: Pair) -> float:
     turned = (pair.current << room.dtype.type(1)) | (pair.current >> top)
     bits = [_entropy(pair.current), _entropy(turned)]
     bits += [_entropy(residual(feed, pair, out=room)) for feed in (Feed.XOR, Feed.DIFFERENCE)]
-    return 8 * room.itemsize / min(bits)
+    return 8 * room.itemsize / max(min(bits), _NO_BITS)
 
 
 def _entropy(words: Words) -> float:

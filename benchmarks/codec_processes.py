@@ -30,7 +30,7 @@ _ROUNDS = 15
 
 
 def _map(folder: Path, name: str, mode: Any) -> codec_cases.Words:
-    return np.memmap(folder / name, np.uint8, mode)
+    return np.asarray(np.memmap(folder / name, np.uint8, mode))
 
 
 def _serve(channel: Connection, folder: Path, dtype: str, which: int) -> None:

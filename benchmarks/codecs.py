@@ -121,12 +121,12 @@ def main() -> int:
         runs = [found for name in RUNS if (found := find(name, arguments.cache))]
     else:
         runs = list(every(arguments.cache))
+    scaling = codec_processes.measure(runs)
     taken = []
     try:
         for case, checkpoints in _chosen(arguments.cases, runs, quick=arguments.quick):
             taken.append(measure(case, checkpoints, arguments.rounds))
             codec_report.progress(taken[-1])
-        scaling = codec_processes.measure(runs)
     except BrokenRoundTripError as error:
         console.print(f"BROKEN ROUND TRIP: {error}", style="bold red")
         return 1

@@ -1,7 +1,7 @@
 """Bit kernels: in place, without a Python loop over elements, on unsigned little-endian words.
 
-numexpr was measured for these kernels and is slower than blocked numpy in each of them (it has no
-unsigned XOR, and its shifts are not vectorized), so plain ufuncs with ``out=`` are used.
+numexpr was measured for these kernels (``benchmarks/kernels.py``) and is slower than blocked numpy in
+each of them, so plain ufuncs with ``out=`` are used.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ SIGNED: dict[int, np.dtype[Any]] = {width: np.dtype(f"<i{width}") for width in (
 #: Raw bytes in one independent block.
 BLOCK_NBYTES = 1 << 20
 
-_LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
-
 
 class Scratch(threading.local):
-    """Work space of one thread, about 8 MiB, allocated at first use and kept.
+    """Work space of one thread, about 9 MiB, allocated at first use and kept.
 
-    Every attribute is a uint8 array that is cast to what a kernel needs (see `room`). Who uses which
+    Every buffer is an array of bytes that is cast to what a kernel needs (see `room`). Who uses which
     is fixed, so that no two live values share one: `words` and `spare` hold whole words, `pair` their
-    upper or lower 16 bits, `low` and `high` byte planes, `exponent` and `index` the fields of the
-    exponent index, `mask` a truth value for each word.
+    upper or lower 16 bits, `low` and `high` byte planes, `exponent` the fields of the exponent index,
+    `symbols` and `packed` what packing works on, `mask` a truth value for each word.
     """
 
     def __init__(self) -> None:
-        names = ("words", "spare", "pair", "low", "high", "exponent", "index", "mask")
-        # 64 spare bytes: nibble packing rounds its lanes up.
+        names = ("words", "spare", "pair", "low", "high", "exponent", "symbols", "packed", "mask")
+        # 64 spare bytes: packing rounds its lanes up.
         self._room = {name: np.zeros(BLOCK_NBYTES + 64, U8) for name in names}
 
     def room(self, name: str, count: int, dtype: np.dtype[Any] = U8) -> npt.NDArray[Any]:
@@ -81,28 +79,47 @@ def checksum(buf: Any) -> int:
     return int(google_crc32c.value(as_bytes(buf)))
 
 
-def zigzag(words: Words, *, spare: Words) -> None:
-    """Fold two's complement in place so that small magnitudes of either sign get small codes.
+class Checksum:
+    """A crc32c that grows block by block, while each still lies in the cache."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, data: Bytes) -> None:
+        """Take in the next bytes."""
+        self.value = int(google_crc32c.extend(self.value, data))
+
+
+def _middle(words: Words) -> Any:
+    return words.dtype.type(int.from_bytes(b"\x80" * words.itemsize, "little"))
+
+
+def subtract(words: Words, base: Words, *, out: Words) -> None:
+    """Compute ``words - base`` in balanced digits: every byte of the result is a signed digit.
 
     Parameters
     ----------
-    words, spare : ndarray of unsigned, shape (n,)
-        `words` is replaced, `spare` is overwritten; the same dtype, not overlapping.
+    words, base, out : ndarray of unsigned, shape (n,)
+        The same dtype; the difference is modulo its range. `out` overlaps neither.
+
+    Notes
+    -----
+    In two's complement a small negative number fills its upper bytes with 255. Here the bytes above the
+    leading digit are 0 for either sign, and small numbers are bytes close to 0: the same entropy as a
+    zigzag code, in three passes each way instead of four and five.
     """
-    signed = SIGNED[words.itemsize]
-    np.right_shift(words.view(signed), words.itemsize * 8 - 1, out=spare.view(signed))
-    np.add(words, words, out=words)
-    np.bitwise_xor(words, spare, out=words)
+    middle = _middle(out)
+    np.subtract(words, base, out=out)
+    np.add(out, middle, out=out)
+    np.bitwise_xor(out, middle, out=out)
 
 
-def unzigzag(words: Words, *, spare: Words) -> None:
-    """Undo `zigzag` in place."""
-    one = words.dtype.type(1)
-    np.bitwise_and(words, one, out=spare)
-    signed = spare.view(SIGNED[words.itemsize])
-    np.negative(signed, out=signed)
-    np.right_shift(words, one, out=words)
-    np.bitwise_xor(words, spare, out=words)
+def add(digits: Words, base: Words, *, out: Words) -> None:
+    """Undo `subtract`: compute the words from `digits`, which are destroyed; `out` may be `digits`."""
+    middle = _middle(out)
+    np.bitwise_xor(digits, middle, out=digits)
+    np.add(digits, base, out=out)
+    np.subtract(out, middle, out=out)
 
 
 def take_pair(words: Words, position: int, *, out: npt.NDArray[np.uint16]) -> None:
@@ -144,37 +161,72 @@ def join_pair(low: Bytes, high: Bytes, *, out: npt.NDArray[np.uint16]) -> None:
     np.bitwise_or(out, spare, out=out)
 
 
-def nibble_nbytes(count: int) -> int:
-    """Give the packed size of `count` 4-bit values: half of them, rounded up to 8 bytes."""
-    return -(-count // 16) * 8
+def padded_mask(count: int) -> npt.NDArray[np.bool_]:
+    """Lend the scratch buffer ``mask`` for `count` truth values, rounded up to 8, the last ones false."""
+    mask = SCRATCH.room("mask", -(-count // 8) * 8, np.dtype(np.bool_))
+    mask[count:] = False
+    return mask
 
 
-def pack_nibbles(values: Bytes, *, out: Bytes) -> None:
-    """Pack 4-bit values two to a byte: value i in the low half, value ``out.size + i`` in the high.
-
-    Parameters
-    ----------
-    values : ndarray of uint8, shape (2 * m,)
-        Each at most 15; m is a multiple of 8.
-    out : ndarray of uint8, shape (m,)
+def positions(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """Find the true values of a `padded_mask`.
 
     Notes
     -----
-    The shift runs in 64-bit lanes: numpy has no vector form of it for bytes, and values of at most 15
-    cannot leak into their neighbour.
+    Where few are true, whole lanes of 8 are skipped first: two to five times as fast as `numpy.flatnonzero`.
     """
-    half = out.size
-    np.left_shift(values[half:].view(U64), np.uint64(4), out=out.view(U64))
-    np.bitwise_or(out, values[:half], out=out)
+    lanes = mask.view(U64)
+    hit = np.flatnonzero(lanes != 0)
+    if 2 * hit.size > lanes.size:
+        return np.flatnonzero(mask)
+    inner = np.flatnonzero(lanes[hit].view(np.bool_))
+    found: npt.NDArray[np.intp] = hit[inner >> 3]
+    found *= 8
+    found += inner & 7
+    return found
 
 
-def unpack_nibbles(packed: Bytes, *, out: Bytes) -> None:
-    """Undo `pack_nibbles`; `out` has twice the size of `packed`."""
-    half = packed.size
-    np.bitwise_and(packed, np.uint8(15), out=out[:half])
-    upper = out[half:].view(U64)
-    np.right_shift(packed.view(U64), np.uint64(4), out=upper)
-    np.bitwise_and(upper, _LOW_NIBBLES, out=upper)
+def packed_nbytes(count: int, width: int) -> int:
+    """Give the size of `count` packed values of `width` bits, rounded up to 8 bytes."""
+    return -(-count * width // 64) * 8
+
+
+def pack(values: Bytes, *, width: int, out: Bytes) -> None:
+    """Pack values of 2 or 4 bits: byte i holds values i, m + i, ... from the lowest bits up.
+
+    Parameters
+    ----------
+    values : ndarray of uint8, shape (m * 8 / width,)
+        Each below ``2 ** width``.
+    width : int
+        2 or 4.
+    out : ndarray of uint8, shape (m,)
+        m is a multiple of 8.
+
+    Notes
+    -----
+    The shifts run in 64-bit lanes: numpy has no vector form of them for bytes, and the values are too
+    small to leak into their neighbours.
+    """
+    size = out.size
+    lanes = out.view(U64)
+    spare = SCRATCH.room("spare", size).view(U64)
+    out[:] = values[:size]
+    for place in range(1, 8 // width):
+        part = values[place * size : (place + 1) * size].view(U64)
+        np.left_shift(part, np.uint64(place * width), out=spare)
+        np.bitwise_or(lanes, spare, out=lanes)
+
+
+def unpack(packed: Bytes, *, width: int, out: Bytes) -> None:
+    """Undo `pack`; `out` has ``8 / width`` times the size of `packed`."""
+    size = packed.size
+    lanes = packed.view(U64)
+    keep = np.uint64(int.from_bytes(bytes([(1 << width) - 1] * 8), "little"))
+    for place in range(8 // width):
+        part = out[place * size : (place + 1) * size].view(U64)
+        np.right_shift(lanes, np.uint64(place * width), out=part)
+        np.bitwise_and(part, keep, out=part)
 
 
 def pack_bits(values: npt.NDArray[np.uint16], *, width: int, out: Bytes) -> None:

@@ -15,11 +15,12 @@ from fastcheck_codecs.bitops import (
     U8,
     UNSIGNED,
     Bytes,
+    Checksum,
     Words,
+    add,
     as_array,
     as_bytes,
     checksum,
-    unzigzag,
 )
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import (
@@ -37,8 +38,9 @@ from fastcheck_codecs.header import (
     read_header,
     write_header,
 )
-from fastcheck_codecs.planes import NoRoomError, Sink, Source, get_planes
+from fastcheck_codecs.planes import get_planes
 from fastcheck_codecs.prefixes import get_index, get_table
+from fastcheck_codecs.sections import NoRoomError, Sink, Source
 
 #: What a payload may claim to hold when the caller does not say what to expect.
 MAX_UNASKED_NBYTES = 4 << 30
@@ -114,21 +116,30 @@ def encode_into(raw: Bytes, plan: Plan, *, out: Bytes) -> int:
     body = raw.size - raw.size % width
     position = HEADER_NBYTES + ENTRY_NBYTES * block_count(raw.size, width)
     entries = []
+    raw_crc, base_crc = Checksum(), Checksum()
     for start in range(0, body, BLOCK_NBYTES):
-        words = raw[start : min(start + BLOCK_NBYTES, body)].view(UNSIGNED[width])
-        base_words = None if base is None else base[start : start + words.nbytes].view(words.dtype)
+        block = slice(start, min(start + BLOCK_NBYTES, body))
+        words, base_words = raw[block].view(UNSIGNED[width]), None
+        raw_crc.update(raw[block])
+        if base is not None:
+            base_words = base[block].view(words.dtype)
+            base_crc.update(base[block])
         entry = _encode_block(words, base_words, plan, out=out[position:])
         out[position + entry.length : position + padded(entry.length)] = 0
         position += padded(entry.length)
         entries.append(entry)
+    if body < raw.size:
+        raw_crc.update(raw[body:])
+        if base is not None:
+            base_crc.update(base[body:])
     header = Header(
         kind=Kind.FULL if base is None else Kind.DELTA,
         codec=plan.codec,
         word_type=plan.word_type,
         prefix_bits=plan.prefix_bits,
         raw_nbytes=raw.size,
-        raw_crc=checksum(raw),
-        base_crc=0 if base is None else checksum(base),
+        raw_crc=raw_crc.value,
+        base_crc=base_crc.value,
         tail=_tail(raw[body:], None if base is None else base[body:]),
         entries=tuple(entries),
     )
@@ -203,8 +214,8 @@ def decode(payload: Any, *, out: Any, base: Bytes | None, verify: bool) -> Any:
     target = _target(header.raw_nbytes, out)
     if np.may_share_memory(target, source) or (base is not None and np.may_share_memory(target, base)):
         raise CodecError("out overlaps the payload or the base")
-    _decode_blocks(source, header, target=target, base=base)
-    if verify and (got := checksum(target)) != header.raw_crc:
+    got = _decode_blocks(source, header, target=target, base=base)
+    if verify and got != header.raw_crc:
         raise CodecError(f"damaged payload: crc32c {got:#010x} once decoded, expected {header.raw_crc:#010x}")
     return target if out is None else out
 
@@ -232,7 +243,9 @@ def _target(raw_nbytes: int, out: Any) -> Bytes:
     return as_bytes(array)
 
 
-def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes | None) -> None:
+def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes | None) -> int:
+    """Decode into `target` and return its checksum."""
+    crc = Checksum()
     width = header.word_type.word_nbytes
     body = target.size - target.size % width
     position = HEADER_NBYTES + ENTRY_NBYTES * len(header.entries)
@@ -244,11 +257,14 @@ def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes 
         _decode_block(entry, stored, header, out=words)
         base_words = None if base is None else base[start : start + out.nbytes].view(out.dtype)
         _apply(entry.residual, words, base_words, out=out)
+        crc.update(out.view(U8))
         position += padded(entry.length)
     tail = np.frombuffer(header.tail, U8)
     if base is not None:
         tail = np.bitwise_xor(tail, base[body:])
     target[body:] = tail
+    crc.update(target[body:])
+    return crc.value
 
 
 def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) -> None:
@@ -278,5 +294,4 @@ def _apply(residual: Residual, words: Words, base: Words | None, *, out: Words) 
     elif residual is Residual.XOR:
         np.bitwise_xor(words, base, out=out)
     else:
-        unzigzag(words, spare=SCRATCH.room("spare", words.size, words.dtype))
-        np.add(words, base, out=out)
+        add(words, base, out=out)

@@ -1,14 +1,11 @@
-"""Sections and byte planes: each plane is elided, raw, sparse or entropy-coded, as a sample says."""
+"""Byte planes: each is elided, raw, sparse, packed or entropy-coded, as a sample says."""
 
 from __future__ import annotations
 
-import struct
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs import zstd
 
 from fastcheck_codecs.bitops import (
     SCRATCH,
@@ -22,160 +19,73 @@ from fastcheck_codecs.bitops import (
     take_pair,
 )
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.header import padded
-
-#: mode, 3 zero bytes, length
-_SECTION = struct.Struct("<B3xI")
-#: count of values, bytes of the bitmap
-_SPARSE = struct.Struct("<II")
+from fastcheck_codecs.packing import get_packed, get_sparse, put_packed, put_sparse
+from fastcheck_codecs.sections import SMALL, Mode, Section, Sink, Source, expand, squeeze
 
 _UNIFORM = 1 / 256
 #: Chance that two bytes of a plane are equal, above which entropy coding pays for its time.
 _PLANE_NOISE = 1.06 * _UNIFORM
 #: The same for two planes at once; higher, because splitting them costs time as well.
 _PAIR_NOISE = 1.25 * _UNIFORM
-_SAMPLE_COUNT = 4096
-_SMALL_SAMPLE = 64
-#: Share of bytes other than zero, below which a bitmap is faster and smaller than zstd.
-_SPARSE_SHARE = 10
-_LEVEL = 1
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_SAMPLE_COUNT = 2048
+#: One byte in so many other than zero, below which a list of them is faster and smaller than packing.
+_SPARSE_SHARE = 16
+#: Shares of values that fit the pattern, from which packing is smaller than entropy coding of bytes.
+_QUADS_FIT = 0.9
+_NIBBLES_FIT = 0.94
 
-
-class Mode(IntEnum):
-    """How the bytes of one section are stored."""
-
-    ELIDED = 0
-    RAW = 1
-    SPARSE = 2
-    ENTROPY = 3
-    #: Two byte planes that did not compress, left together as 16-bit values.
-    PAIR = 4
-
-
-class NoRoomError(Exception):
-    """What is being encoded does not get small enough; its block is stored raw."""
-
-
-class Sink:
-    """Writes sections into a caller's memory and stops where raw storage would be smaller.
-
-    Parameters
-    ----------
-    memory : ndarray of uint8
-        Filled from the start; its size is the limit.
-    """
-
-    def __init__(self, memory: Bytes) -> None:
-        self._memory = memory
-        self.position = 0
-
-    def reserve(self, nbytes: int) -> Bytes:
-        """Claim the next bytes, padded with zeros to the alignment, and return them unset."""
-        start, end = self.position, self.position + nbytes
-        stop = start + padded(nbytes)
-        if stop > self._memory.size:
-            raise NoRoomError
-        self._memory[end:stop] = 0
-        self.position = stop
-        return self._memory[start:end]
-
-    def section(self, mode: Mode, nbytes: int) -> Bytes:
-        """Claim a section and return its unset data."""
-        self.reserve(_SECTION.size)[:] = np.frombuffer(_SECTION.pack(mode, nbytes), U8)
-        return self.reserve(nbytes)
-
-
-class Source:
-    """Reads what a `Sink` wrote; every length is checked before it is believed."""
-
-    def __init__(self, memory: Bytes) -> None:
-        self._memory = memory
-        self.position = 0
-
-    def take(self, nbytes: int) -> Bytes:
-        """Return the next bytes and skip their padding; a view."""
-        start = self.position
-        if start + padded(nbytes) > self._memory.size:
-            raise CodecError(f"damaged block: {nbytes} bytes wanted at {start} of {self._memory.size}")
-        self.position = start + padded(nbytes)
-        return self._memory[start : start + nbytes]
-
-    def section(self) -> tuple[Mode, Bytes]:
-        """Return mode and data of the next section."""
-        mode, nbytes = _SECTION.unpack(self.take(_SECTION.size).tobytes())
-        if mode > max(Mode):
-            raise CodecError(f"damaged block: unknown section mode {mode}")
-        return Mode(mode), self.take(nbytes)
-
-    def finish(self) -> None:
-        """Check that nothing is left over."""
-        if self.position != self._memory.size:
-            raise CodecError(f"damaged block: {self._memory.size - self.position} bytes are left over")
-
-
-def collision(sample: Bytes) -> float:
-    """Estimate the chance that two values of a plane are equal; 1/256 where it is noise.
-
-    Unlike an entropy taken from counts it has no bias on small samples.
-    """
-    if sample.size < 2:
-        return 1.0
-    counts = np.bincount(sample, minlength=256)
-    return (float(counts @ counts) - sample.size) / (sample.size * (sample.size - 1.0))
+Histogram = npt.NDArray[np.intp]
 
 
 def stride(count: int) -> int:
-    """Give an odd step that picks about 4096 of `count` values; odd, so that it meets no even period."""
+    """Give an odd step that picks about 2048 of `count` values; odd, so that it meets no even period."""
     return (count // _SAMPLE_COUNT) | 1
 
 
-def _is_noise(sample: Bytes, limit: float) -> bool:
-    return sample.size >= _SMALL_SAMPLE and collision(sample) < limit
+def survey(words: Words) -> Histogram:
+    """Count the bytes in each plane of a sample.
 
+    Parameters
+    ----------
+    words : ndarray of unsigned, shape (n,)
 
-def _squeeze(data: Bytes) -> Any:
-    """Compress, or return `data` where that gains nothing: the length alone tells a reader which."""
-    if data.size < _SMALL_SAMPLE:
-        return data
-    packed = zstd.compress(data, _LEVEL)
-    return packed if len(packed) < data.size else data
-
-
-def _expand(data: Bytes, *, out: Bytes) -> None:
-    """Undo `_squeeze` or plain zstd into exactly `out`."""
-    if data.size == out.size:
-        np.copyto(out, data)
-        return
-    size = _content_size(data)
-    if size != out.size:
-        raise CodecError(f"damaged section: zstd frame of {size} bytes, expected {out.size}")
-    try:
-        zstd.decompress(data, out)
-    except (RuntimeError, ValueError) as error:
-        raise CodecError(f"damaged section: {error}") from error
-
-
-def _content_size(frame: Bytes) -> int | None:
-    """Read the decompressed size from a zstd frame header (RFC 8878, 3.1.1.1); None if it has none.
-
-    numcodecs accepts a destination larger than the content and leaves its end as it was, so the size
-    has to be known to be exact beforehand.
+    Returns
+    -------
+    ndarray of intp, shape (itemsize, 256)
+        The lowest plane first.
     """
-    start = frame[:18].tobytes()
-    if len(start) < 6 or not start.startswith(_ZSTD_MAGIC):
-        return None
-    descriptor = start[4]
-    single = bool(descriptor & 0x20)
-    width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
-    offset = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
-    field = start[offset : offset + width]
-    if width == 0 or len(field) < width:
-        return None
-    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
+    sample = np.ascontiguousarray(words[:: stride(words.size)])
+    width = sample.itemsize
+    keys = sample.view(U8).reshape(-1, width) + np.arange(0, 256 * width, 256, dtype=U16)
+    return np.bincount(keys.ravel(), minlength=256 * width).reshape(width, 256)
 
 
-def put_plane(sink: Sink, plane: Bytes) -> None:
+def collisions(histogram: Histogram) -> npt.NDArray[np.float64]:
+    """Estimate for each plane the chance that two of its bytes are equal; 1/256 where it is noise.
+
+    Unlike an entropy taken from counts it has no bias on small samples.
+    """
+    count = float(histogram[0].sum())
+    if count < 2:
+        return np.ones(len(histogram))
+    squares = np.einsum("ij,ij->i", histogram, histogram)
+    chances: npt.NDArray[np.float64] = (squares - count) / (count * (count - 1.0))
+    return chances
+
+
+def _pattern(counts: Histogram) -> tuple[Mode, int] | None:
+    """Choose how to pack a plane with these counts, and the lowest value; None if it does not suit."""
+    total = int(counts.sum())
+    if counts[0] + counts[1] + counts[255] >= _QUADS_FIT * total:
+        return Mode.QUADS, 255
+    upward = int(counts[:15].sum())
+    around = int(counts[:8].sum() + counts[249:].sum())
+    if max(upward, around) >= _NIBBLES_FIT * total:
+        return Mode.NIBBLES, (0 if upward >= around else 249)
+    return None
+
+
+def put_plane(sink: Sink, plane: Bytes, histogram: Histogram | None = None) -> None:
     """Write one byte plane in the mode that suits it.
 
     Parameters
@@ -183,6 +93,8 @@ def put_plane(sink: Sink, plane: Bytes) -> None:
     sink : Sink
     plane : ndarray of uint8, shape (n,)
         Not changed.
+    histogram : ndarray of intp, shape (256,), optional
+        Counts of a sample of it, if they are known.
 
     Raises
     ------
@@ -192,99 +104,89 @@ def put_plane(sink: Sink, plane: Bytes) -> None:
     filled = int(np.count_nonzero(plane))
     if filled == 0:
         sink.section(Mode.ELIDED, 0)
-    elif filled * _SPARSE_SHARE < plane.size:
-        _put_sparse(sink, plane, filled)
-    elif _is_noise(plane[:: stride(plane.size)], _PLANE_NOISE):
+    elif plane.size < SMALL:
         sink.section(Mode.RAW, plane.size)[:] = plane
+    elif filled * _SPARSE_SHARE < plane.size:
+        put_sparse(sink, plane)
     else:
-        packed = _squeeze(plane)
-        mode = Mode.RAW if packed is plane else Mode.ENTROPY
-        sink.section(mode, len(packed))[:] = np.frombuffer(packed, U8)
+        counts = survey(plane)[0] if histogram is None else histogram
+        if pattern := _pattern(counts):
+            put_packed(sink, plane, pattern[0], lowest=pattern[1])
+        else:
+            _put_bytes(sink, plane, noise=bool(collisions(counts[np.newaxis])[0] < _PLANE_NOISE))
 
 
-def _put_sparse(sink: Sink, plane: Bytes, filled: int) -> None:
-    mask = SCRATCH.room("mask", plane.size, np.dtype(np.bool_))
-    np.not_equal(plane, 0, out=mask)
-    bitmap = _squeeze(np.packbits(mask, bitorder="little"))
-    values = _squeeze(plane[np.flatnonzero(mask)])
-    data = sink.section(Mode.SPARSE, _SPARSE.size + len(bitmap) + len(values))
-    data[: _SPARSE.size] = np.frombuffer(_SPARSE.pack(filled, len(bitmap)), U8)
-    data[_SPARSE.size : _SPARSE.size + len(bitmap)] = np.frombuffer(bitmap, U8)
-    data[_SPARSE.size + len(bitmap) :] = np.frombuffer(values, U8)
+def _put_bytes(sink: Sink, plane: Bytes, *, noise: bool) -> None:
+    stored = plane if noise else squeeze(plane)
+    mode = Mode.RAW if stored is plane else Mode.ENTROPY
+    sink.section(mode, len(stored))[:] = np.frombuffer(stored, U8)
 
 
-def get_plane(mode: Mode, data: Bytes, *, out: Bytes) -> None:
+def get_plane(section: Section, *, room: Bytes) -> Bytes:
     """Undo `put_plane`, given the section.
+
+    Parameters
+    ----------
+    section : Section
+    room : ndarray of uint8, shape (n,)
+        May be written to.
+
+    Returns
+    -------
+    ndarray of uint8, shape (n,)
+        `room`, or where nothing had to be done the data of the section themselves.
 
     Raises
     ------
     CodecError
-        If the section does not hold exactly ``out.size`` bytes.
+        If the section does not hold exactly n bytes.
     """
+    mode, _, data = section
+    if mode is Mode.RAW and data.size == room.size:
+        return data
     if mode is Mode.SPARSE:
-        _get_sparse(data, out)
-    elif mode is Mode.ENTROPY and data.size < out.size:
-        _expand(data, out=out)
-    elif mode is Mode.RAW and data.size == out.size:
-        np.copyto(out, data)
+        get_sparse(section, out=room)
+    elif mode in (Mode.QUADS, Mode.NIBBLES):
+        get_packed(section, out=room)
+    elif mode is Mode.ENTROPY and data.size < room.size:
+        expand(data, out=room)
     elif mode is Mode.ELIDED and data.size == 0:
-        out[:] = 0
+        room[:] = 0
     else:
-        raise CodecError(f"damaged section: {mode.name} of {data.size} bytes for {out.size}")
+        raise CodecError(f"damaged section: {mode.name} of {data.size} bytes for {room.size}")
+    return room
 
 
-def _get_sparse(data: Bytes, out: Bytes) -> None:
-    if data.size < _SPARSE.size:
-        raise CodecError("damaged section: sparse plane cut short")
-    filled, bitmap_nbytes = _SPARSE.unpack(data[: _SPARSE.size].tobytes())
-    body = data[_SPARSE.size :]
-    full_nbytes = -(-out.size // 8)
-    if filled > out.size or bitmap_nbytes > min(full_nbytes, body.size) or body.size - bitmap_nbytes > filled:
-        raise CodecError("damaged section: lengths of a sparse plane do not fit")
-    bitmap = np.empty(full_nbytes, U8)
-    _expand(body[:bitmap_nbytes], out=bitmap)
-    where = np.flatnonzero(np.unpackbits(bitmap, count=out.size, bitorder="little").view(np.bool_))
-    if where.size != filled:
-        raise CodecError(f"damaged section: sparse plane has {where.size} values, it says {filled}")
-    values = np.empty(filled, U8)
-    _expand(body[bitmap_nbytes:], out=values)
-    out[:] = 0
-    out[where] = values
-
-
-def put_halves(sink: Sink, pair: npt.NDArray[np.uint16]) -> None:
+def put_halves(sink: Sink, pair: npt.NDArray[np.uint16], histogram: Histogram | None = None) -> None:
     """Write 16-bit values as two byte planes, the lower first; `pair` is destroyed."""
     low, high = SCRATCH.room("low", pair.size), SCRATCH.room("high", pair.size)
     split_pair(pair, low=low, high=high)
-    put_plane(sink, low)
-    put_plane(sink, high)
+    put_plane(sink, low, None if histogram is None else histogram[0])
+    put_plane(sink, high, None if histogram is None else histogram[1])
 
 
-def put_pair(sink: Sink, words: Words, position: int) -> None:
-    """Write bits ``[16 * position, 16 * position + 16)`` of each word, as they are if they are noise."""
-    sample = (words[:: stride(words.size)] >> words.dtype.type(16 * position)).astype(U16)
-    planes = sample.astype(U8), (sample >> np.uint16(8)).astype(U8)
-    if all(_is_noise(plane, _PAIR_NOISE) for plane in planes):
-        take_pair(words, position, out=sink.section(Mode.PAIR, 2 * words.size).view(U16))
-        return
-    pair = SCRATCH.room("pair", words.size, U16)
-    take_pair(words, position, out=pair)
-    put_halves(sink, pair)
+def get_pair(source: Source, *, room: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16] | None:
+    """Read what `put_pairs` or `put_halves` wrote.
 
-
-def get_pair(source: Source, *, out: npt.NDArray[np.uint16]) -> None:
-    """Undo `put_pair` or `put_halves`."""
-    mode, data = source.section()
-    if mode is Mode.PAIR:
-        if data.size != 2 * out.size:
-            raise CodecError(f"damaged section: pair of {data.size} bytes for {out.size} values")
-        np.copyto(out, data.view(U16))
-        return
-    low, high = SCRATCH.room("low", out.size), SCRATCH.room("high", out.size)
-    get_plane(mode, data, out=low)
-    mode, data = source.section()
-    get_plane(mode, data, out=high)
-    join_pair(low, high, out=out)
+    Returns
+    -------
+    ndarray of uint16, shape (n,), optional
+        `room`, or the data of the section themselves; None where every value is zero.
+    """
+    first = source.section()
+    if first.mode is Mode.PAIR:
+        if first.data.size != 2 * room.size:
+            raise CodecError(f"damaged section: pair of {first.data.size} bytes for {room.size} values")
+        return first.data.view(U16)
+    low = get_plane(first, room=SCRATCH.room("low", room.size))
+    second = source.section()
+    if second.mode is Mode.ELIDED and not second.data.size:
+        if first.mode is Mode.ELIDED:
+            return None
+        np.copyto(room, low)
+        return room
+    join_pair(low, get_plane(second, room=SCRATCH.room("high", room.size)), out=room)
+    return room
 
 
 def put_planes(sink: Sink, words: Words) -> None:
@@ -298,27 +200,46 @@ def put_planes(sink: Sink, words: Words) -> None:
     """
     if words.itemsize == 1:
         put_plane(sink, words.view(U8))
+    else:
+        put_pairs(sink, words, words.itemsize // 2)
+
+
+def put_pairs(sink: Sink, words: Words, pairs: int) -> None:
+    """Write the lowest `pairs` times 16 bits of each word; those that are noise are not split."""
+    if pairs == 0:
         return
-    for position in range(words.itemsize // 2):
-        put_pair(sink, words, position)
+    histogram = survey(words)
+    noise = collisions(histogram) < _PAIR_NOISE
+    noise &= words.size >= SMALL
+    for position in range(pairs):
+        planes = slice(2 * position, 2 * position + 2)
+        if noise[planes].all():
+            take_pair(words, position, out=sink.section(Mode.PAIR, 2 * words.size).view(U16))
+        else:
+            pair = SCRATCH.room("pair", words.size, U16)
+            take_pair(words, position, out=pair)
+            put_halves(sink, pair, histogram[planes])
 
 
 def get_planes(source: Source, *, out: Words) -> None:
     """Undo `put_planes`."""
     if out.itemsize == 1:
-        mode, data = source.section()
-        get_plane(mode, data, out=out.view(U8))
-        return
-    get_low_pairs(source, out.itemsize // 2, out=out)
+        room = out.view(U8)
+        plane = get_plane(source.section(), room=room)
+        if plane is not room:
+            np.copyto(room, plane)
+    else:
+        get_pairs(source, out.itemsize // 2, out=out)
 
 
-def get_low_pairs(source: Source, pairs: int, *, out: Words) -> None:
-    """Read the lowest pairs of each word; the bits above them become zero."""
-    if out.itemsize == 2:
-        if pairs:
-            get_pair(source, out=out)
-        return
-    pair = SCRATCH.room("pair", out.size, U16)
+def get_pairs(source: Source, pairs: int, *, out: Words) -> None:
+    """Undo `put_pairs`; the bits above them become zero."""
+    room = SCRATCH.room("pair", out.size, U16)
+    if pairs == 0:
+        out[:] = 0
     for position in range(pairs):
-        get_pair(source, out=pair)
-        give_pair(out, position, pair=pair)
+        pair: Any = get_pair(source, room=room)
+        if pair is not None:
+            give_pair(out, position, pair=pair)
+        elif position == 0:
+            out[:] = 0

@@ -8,10 +8,10 @@ import numpy as np
 from numcodecs.abc import Codec
 
 from fastcheck_codecs import payload
-from fastcheck_codecs.bitops import SCRATCH, U8, Bytes, Words, as_bytes, zigzag
+from fastcheck_codecs.bitops import Bytes, Words, as_bytes, subtract
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Block, CodecId, Residual
-from fastcheck_codecs.planes import collision, put_planes
+from fastcheck_codecs.planes import collisions, put_planes, survey
 
 RESIDUALS = ("auto", "xor", "difference")
 
@@ -140,8 +140,7 @@ class XorDelta(Codec):  # type: ignore[misc]
         if residual is Residual.XOR:
             np.bitwise_xor(words, base, out=out)
         else:
-            np.subtract(words, base, out=out)
-            zigzag(out, spare=SCRATCH.room("spare", out.size, out.dtype))
+            subtract(words, base, out=out)
         return residual
 
     def _choose(self, words: Words, base: Words) -> Residual:
@@ -152,13 +151,11 @@ class XorDelta(Codec):  # type: ignore[misc]
         xor = current ^ previous
         if not xor.any():
             return Residual.XOR
-        np.subtract(current, previous, out=current)
-        zigzag(current, spare=previous)
-        return Residual.DIFFERENCE if _bits(current) + _MARGIN < _bits(xor) else Residual.XOR
+        difference = np.empty_like(xor)
+        subtract(current, previous, out=difference)
+        return Residual.DIFFERENCE if bits(difference) + _MARGIN < bits(xor) else Residual.XOR
 
 
-def _bits(sample: Words) -> float:
-    """Estimate the bits per word that byte planes would need, from the chance of equal bytes."""
-    planes = sample.view(U8).reshape(-1, sample.itemsize)
-    chances = np.array([collision(planes[:, place]) for place in range(sample.itemsize)])
-    return float(-np.log2(np.clip(chances, 1 / 256, 1)).sum())
+def bits(sample: Words) -> float:
+    """Estimate the bits per word that byte planes need, from the chance of equal bytes."""
+    return float(-np.log2(np.clip(collisions(survey(sample)), 1 / 256, 1)).sum())

@@ -220,9 +220,12 @@ class SaveService:
         ) from cause
 
     def _newest_generation(self, latest: CommitRecord | None) -> int:
-        """Return the highest known generation: the object tier outlives a lost coordinator."""
+        """Return the highest known generation: object tier and slots outlive a lost coordinator.
+
+        A number that is used twice would let an older state in another tier pass for the newest.
+        """
         known = [marker.generation for marker in self._folder.committed()]
-        return max([0, *known, *([latest.generation] if latest else [])])
+        return max([0, *known, *self._slots.generations(), *([latest.generation] if latest else [])])
 
     async def _choose(
         self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None

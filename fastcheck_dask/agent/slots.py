@@ -100,6 +100,11 @@ class SlotUse:
         self.rebase(number, as_base(self[number].path, manifest))
         return True
 
+    def generations(self) -> list[int]:
+        """Return the generations of the committed checkpoints that the slots hold."""
+        found = [self.status(number).generation for number in self._uses]
+        return [generation for generation in found if generation is not None]
+
     def drop_unfinished(self, keep: int | None) -> None:
         """Empty the slots whose save did not come to its end under an agent before this one.
 

@@ -291,8 +291,8 @@ class ChunkLoader:
         await asyncio.gather(*(one(key) for key in keys))
         if self._record is not None and self._record.nodes:
             log.warning(
-                "generation %d: %d chunks that the storage nodes could not give were asked of the object tier, "
-                "%d came",
+                "generation %d: %d chunks that the storage nodes could not give were asked of the object "
+                "tier, %d came",
                 self._manifest.generation,
                 len(keys),
                 sum(key in self._good for key in keys),

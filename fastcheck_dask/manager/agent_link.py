@@ -179,19 +179,25 @@ class AgentLink:
         return reply
 
     def close(self, timeout: float) -> bool:
-        """Let the agent finish what is in flight and end; False if it did not within `timeout` seconds."""
+        """Let the agent finish what is in flight and end; False if it did not within `timeout` seconds.
+
+        An exception of a signal handler (a second Ctrl-C) ends the wait, not the agent: it has been told to
+        finish, and does.
+        """
         self._closing = True
+        finished = True
         try:
             self._channel.send({"op": "close"})
             self._process.wait(timeout)
         except ClosedError:
-            return True
+            log.debug("agent %d had ended before", self.pid)
         except subprocess.TimeoutExpired:
-            return False
-        else:
-            return True
-        finally:
-            self.end()
+            finished = False
+        except BaseException:
+            self._fail_all(f"close() was interrupted; the agent (process {self.pid}) goes on by itself")
+            raise
+        self.end()
+        return finished
 
     def end(self) -> None:
         """End the agent at once, whatever it is doing. Idempotent."""
@@ -208,7 +214,7 @@ class AgentLink:
             while (message := found()) is None:
                 if self.lost:
                     raise CoordinationError(
-                        f"the agent (process {self.pid}) ended with status {self._process.poll()} before it "
+                        f"the agent (process {self.pid}) ended with status {self._exit_status()} before it "
                         f"answered {what!r}; what it printed to stderr says why"
                     )
                 if deadline.passed or not self._changed.wait(deadline.left()):
@@ -253,22 +259,29 @@ class AgentLink:
             self.in_flight.take(message)
 
     def _is_lost(self) -> None:
-        try:
-            self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._channel.close()
         with self._changed:
             self.lost = True
             self._changed.notify_all()
+        # First, so that nothing is handed over after what was is told to be lost.
+        self._channel.close()
+        status = self._exit_status()
         if self._closing:
-            reason = "the manager was closed before this save was done: it is lost"
+            self._fail_all("the manager was closed before this save was done: it is lost")
         else:
-            reason = (
-                f"the agent (process {self.pid}) died (status {self._process.returncode}) while this save "
-                "was on its way; the next save starts a new one"
+            self._fail_all(
+                f"the agent (process {self.pid}) died (status {status}) while this save was on its way; "
+                "the next save starts a new one"
             )
+
+    def _exit_status(self) -> int:
+        """See to it that the process has ended, also when it hangs after it closed the channel."""
+        try:
+            return self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _fail_all(self, reason: str) -> None:
         self.in_flight.fail_all(lambda handle: SaveFailedError(f"save {handle.tag!r}: {reason}"))
 
     def _watch(self) -> None:

@@ -16,6 +16,7 @@ from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.engine.recover import Recovery
+from fastcheck_dask.ids import run_id_for
 from fastcheck_dask.manager import FastCheckManager
 from fastcheck_dask.manager.handle import Level, SaveHandle
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -73,12 +74,16 @@ class TrainingHost:
     coordinator: str | None
     options: dict[str, Any] = field(default_factory=dict)
     _open: list[FastCheckManager] = field(default_factory=list)
-    _run_id: str = ""
 
     @property
     def shared_memory(self) -> Path:
         """Root of the local tier."""
         return self.folder / "shm"
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, which `objects` gives it."""
+        return run_id_for(str(self.objects))
 
     @property
     def objects(self) -> Path:
@@ -94,7 +99,6 @@ class TrainingHost:
             **{**QUICK, **self.options, **options},
         )
         self._open.append(made)
-        self._run_id = made.run_id
         return made
 
     def save(self, manager: FastCheckManager, step: int, *, level: Level = "peers") -> SaveHandle:
@@ -115,11 +119,11 @@ class TrainingHost:
         """Return what the coordinator of the nodes knows of the run."""
         assert self.coordinator is not None
         with contextlib.closing(connect(self.coordinator)) as coordinator:
-            return coordinator.commits(self._run_id)
+            return coordinator.commits(self.run_id)
 
     def load_elsewhere(self, tag: str | None = None, *, objects: bool = True) -> tuple[Any, LoadReport]:
         """Load as another host would, with nothing in its shared memory, and without owning the run."""
-        with LocalTier(self._run_id, self.folder / "elsewhere") as local:
+        with LocalTier(self.run_id, self.folder / "elsewhere") as local:
             folder = CheckpointFolder(open_store(str(self.objects))) if objects else None
             recovered = asyncio.run(Recovery(local, folder, quick_client).load(self.records(), tag=tag))
         assert recovered is not None, "nothing was ever committed"

@@ -17,12 +17,11 @@ from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
 from fastcheck_dask.engine.snapshot import describe
 from fastcheck_dask.errors import TierError
-from fastcheck_dask.layout.chunks import ArraySpec
+from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.tiers.local import LocalTier, SlotState
 
 NBYTES = 8192
-SPEC = ArraySpec("w", "float32", (NBYTES // 4,), (NBYTES // 8,))
-TREE = {"kind": "none"}
+FLAT = flatten({"w": np.zeros(NBYTES // 4, np.float32)}, chunk_bytes=NBYTES // 2)
 
 
 class Bench:
@@ -51,7 +50,9 @@ class Bench:
         slot.begin(token, f"s{seed}")
         bits = np.random.default_rng(seed).normal(size=NBYTES // 4).astype(np.float32).view(np.uint8)
         slot.data[:NBYTES] = bits
-        document = describe(token=token, tag=f"s{seed}", created_unix=time.time(), tree=TREE, arrays=(SPEC,))
+        document = describe(
+            token=token, tag=f"s{seed}", created_unix=time.time(), tree=FLAT.tree, arrays=FLAT.arrays
+        )
         slot.complete(document, NBYTES)
         return bits.tobytes()
 
@@ -178,7 +179,7 @@ def test_commit_not_noted_in_slot_checkpoint_is_in_force_all_the_same(
         assert ("free", 0) in bench.events("free")
         bench.snapshot(0, 2)
         await bench.save(0, 2)
-        assert [m["event"] for m in bench.told if m.get("seq") == 2][0] == "committed"
+        assert next(m["event"] for m in bench.told if m.get("seq") == 2) == "committed"
 
     run(tmp_path, test)
 

@@ -6,11 +6,10 @@ import pytest
 from benchmarks import checkpoints
 from benchmarks.codec_cases import Case, Kind, Pair
 
-# The peers are an extra of their own.
-for peer in ("blosc2", "lz4", "pcodec", "zipnn", "zstandard"):
-    pytest.importorskip(peer)
-
-from benchmarks import codec_coders, codec_processes, codecs
+# The coders of others are an extra of their own.
+codecs = pytest.importorskip("benchmarks.codecs")
+codec_coders = pytest.importorskip("benchmarks.codec_coders")
+codec_processes = pytest.importorskip("benchmarks.codec_processes")
 
 
 @pytest.mark.parametrize(

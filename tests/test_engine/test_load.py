@@ -12,6 +12,7 @@ from fastcheck_codecs import PrefixIndex, checksum
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.errors import NodeUnavailableError, UnrecoverableError
+from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import is_parity_key
 from fastcheck_dask.node.entries import accept
 
@@ -381,3 +382,51 @@ def test_load_many_lost_stripes_are_rebuilt_a_bounded_number_at_a_time(saved, mo
     assert load(saved).raw_bytes["parity"] == lost
     assert saved.nodes["n3"].calls.count("read") - before > 1
     assert not any(is_parity_key(key) for key in saved.saved.manifest.chunks)
+
+
+def test_load_parity_is_asked_only_where_one_member_is_missing(saved):
+    asked = []
+    saved.nodes["n3"].before["read"] = lambda request: asked.extend(request["keys"])
+    for name in ("n0", "n1"):
+        saved.nodes[name].down = True
+    load(saved, folder=True)
+    wanted = [
+        stripe.parity_key
+        for stripe in saved.saved.manifest.layout.stripes
+        if sum(key is not None for key in stripe.members[:2]) == 1
+    ]
+    assert sorted(asked) == sorted(wanted)
+
+
+def rebuilding(saved):
+    """Return a loader, a stripe, and what is needed to rebuild its first member."""
+    stripe = next(s for s in saved.saved.manifest.layout.stripes if all(s.members))
+    memory = {}
+    loader = saved.loader(saved.saved, memory)
+    loader.take_local(stripe.members[1:], slot_region(saved))
+    members = [slot_region(saved)(key) for key in stripe.members]
+    size = saved.saved.manifest.nbytes_of(stripe.parity_key)
+    return loader, stripe, combine(members, np.empty(size, np.uint8)), memory
+
+
+def test_rebuild_from_good_parity_gives_the_member(saved):
+    loader, stripe, parity, memory = rebuilding(saved)
+    key = stripe.members[0]
+    assert loader._rebuild(stripe, key, {stripe.parity_key}, {stripe.parity_key: parity})
+    assert digest(memory[key]) == saved.saved.manifest.digests[key]
+
+
+def test_rebuild_to_other_bits_is_refused_and_told(saved):
+    loader, stripe, parity, _ = rebuilding(saved)
+    parity[0] ^= 1
+    assert not loader._rebuild(stripe, stripe.members[0], {stripe.parity_key}, {stripe.parity_key: parity})
+    assert "gives other bits" in loader._report.rebuilt[0]
+
+
+def test_rebuild_without_a_member_or_the_parity_is_not_tried(saved):
+    loader, stripe, parity, _ = rebuilding(saved)
+    loader._good.discard(stripe.members[2])
+    scratch = {stripe.parity_key: parity, stripe.members[2]: np.empty_like(parity)}
+    assert not loader._rebuild(stripe, stripe.members[0], {stripe.parity_key}, scratch)
+    assert not loader._rebuild(stripe, stripe.members[0], {stripe.members[2]}, scratch)
+    assert loader._report.rebuilt == []

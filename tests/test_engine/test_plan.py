@@ -201,3 +201,12 @@ def test_batches_of_tiny_chunks_respect_message_limit():
 )
 def test_parity_dtype_words_of_members(dtypes, wanted):
     assert parity_dtype(dtypes) == wanted
+
+
+def test_jobs_for_peers_same_size_and_other_dtype_goes_whole():
+    base = content_of({"a": ("float32", 10), "b": ("uint8", 9)}, shards=1)
+    content = content_of({"a": ("bfloat16", 20), "b": ("uint8", 9)}, shards=1, previous=base.layout)
+    tasks = {t.key: t for job in jobs_for_peers(content, base, (), budget_bytes=99) for t in job.tasks}
+    assert tasks["a/c/0"].nbytes == base.chunks["a/c/0"].nbytes
+    assert tasks["a/c/0"].base is None
+    assert tasks["b/c/0"].base is not None

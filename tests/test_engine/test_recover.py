@@ -66,7 +66,9 @@ def test_load_state_is_a_copy_of_the_slot(rig, states):
     run.save(states.of(1))
     recovered = run.recover()
     recovered.state["w1"][:] = 0
-    assert states.same(run.recover().state, states.of(1))
+    again = run.recover()
+    assert again.report.source == "local"
+    assert states.same(again.state, states.of(1))
 
 
 def test_load_damaged_slot_is_mended_in_place(rig, states):
@@ -123,8 +125,9 @@ def test_load_with_tag_of_unrecoverable_raises_and_does_not_fall_back(rig, state
     run.save(states.of(1, step=2), tag="t2")
     run.forget_local()
     down(run)
-    with pytest.raises(UnrecoverableError, match="generation 2"):
+    with pytest.raises(UnrecoverableError, match="generation 2") as caught:
         run.recover(tag="t2")
+    assert "every committed" not in str(caught.value)
     assert run.recover(tag="t1").manifest.generation == 1
     with pytest.raises(CheckpointNotFoundError, match="t2, t1"):
         run.recover(tag="t3")
@@ -230,9 +233,12 @@ def test_load_manifest_of_node_is_damaged_next_node_is_asked(rig, states):
     run.save(states.of(1))
     run.forget_local()
     (held,) = run.nodes["n0"].store._runs["run-1"].generations()
-    held.manifest = held.manifest.copy()
-    held.manifest[10] ^= 1
+    # Still a manifest, but not the one that was committed.
+    other = bytes(held.manifest).replace(b'"created_unix":1.5', b'"created_unix":9.5')
+    assert other != bytes(held.manifest)
+    held.manifest = np.frombuffer(other, np.uint8)
     recovered = run.recover(folder=False)
+    assert recovered.manifest.created_unix == 1.5
     assert states.same(recovered.state, states.of(1))
     assert "manifest" in run.nodes["n1"].calls
 
@@ -327,13 +333,18 @@ def test_load_fails_filled_slot_is_empty_again(rig, states):
     assert states.same(run.recover(free_slot=0).state, states.of(1))
 
 
-def test_load_newest_fails_older_one_in_the_free_slot_survives(rig, states):
+@pytest.mark.parametrize("missing", ["everything", "chunks"])
+def test_load_newest_fails_older_one_in_the_free_slot_survives(rig, states, missing):
     run = rig()
     run.save(states.of(1, step=1), tag="t1")
     run.save(states.of(1, step=2), tag="t2")
     # The slot of the newest is lost, the other one still holds the one before; it is nowhere else.
     run.local.slots[1].clear()
-    down(run)
+    if missing == "everything":
+        down(run)
+    else:
+        for node in run.nodes:
+            node.fail("read", TierError("injected"))
     recovered = run.recover(free_slot=0)
     assert recovered.manifest.tag == "t1"
     assert recovered.report.source == "local"
@@ -389,3 +400,18 @@ def test_load_zero_byte_state_comes_back(rig):
     assert recovered.state["list"] == []
     assert recovered.state["empty"].shape == (0, 5)
     assert recovered.state["empty"].dtype == np.float32
+
+
+def test_load_slot_says_other_generation_than_its_manifest_is_not_believed(rig, states):
+    run = rig()
+    saved = run.save(states.of(1))
+    slot = run.slot_of(run.base)
+    slot.clear()
+    slot.begin(saved.record.token, "t")
+    slot.complete(b"{}", 0)
+    slot.seal(saved.manifest_bytes)
+    slot.commit(9)
+    recovered = run.recover()
+    assert recovered.manifest.generation == 1
+    assert recovered.report.source == "peers"
+    assert "generation 9" in recovered.report.skipped[0]

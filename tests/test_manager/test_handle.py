@@ -7,14 +7,21 @@ import pytest
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, SaveFailedError, TierTimeoutError
-from fastcheck_dask.manager.handle import SaveHandle
+from fastcheck_dask.manager.handle import Level, SaveHandle
 from fastcheck_dask.manager.in_flight import InFlight
 
-PEERS = ("local", "peers", "object")
+PEERS: tuple[Level, ...] = ("local", "peers", "object")
 
 
 def record(*nodes: str, generation: int = 3) -> CommitRecord:
     return CommitRecord("run", generation, "t", "tok", "0" * 64, nodes, nodes, len(nodes), False, 1, 1.0)
+
+
+def taken(*levels: Level) -> SaveHandle:
+    """Return the handle of a save whose snapshot is complete."""
+    handle = SaveHandle("t", levels or PEERS)
+    handle._reach("local")
+    return handle
 
 
 def committed(seq: int, *nodes: str) -> dict[str, object]:
@@ -66,20 +73,20 @@ def test_wait_in_another_thread_ends_with_the_event(flight: InFlight) -> None:
 def test_failed_after_commit_only_what_was_not_reached(
     flight: InFlight, failures: list[FastCheckError]
 ) -> None:
-    handle = SaveHandle("t", PEERS)
+    handle = taken()
     seq = flight.add(handle)
     flight.take(committed(seq, "n0"))
     flight.take({"event": "persist_failed", "seq": seq, "error": ["TierError", "disk on fire"]})
     assert handle.wait("peers", timeout=0.0) is handle
     with pytest.raises(FastCheckError, match="disk on fire"):
         handle.wait("object")
-    assert str(handle.exception()) == "disk on fire"
+    assert str(handle.exception(timeout=0.0)) == "disk on fire"
     assert [str(error) for error in failures] == ["disk on fire"]
     assert flight.handles == []
 
 
 def test_not_persisted_by_setting_is_no_failure(flight: InFlight, failures: list[FastCheckError]) -> None:
-    handle = SaveHandle("t", PEERS)
+    handle = taken()
     seq = flight.add(handle)
     flight.take(committed(seq, "n0"))
     flight.take({"event": "not_persisted", "seq": seq, "every": 4})
@@ -90,7 +97,7 @@ def test_not_persisted_by_setting_is_no_failure(flight: InFlight, failures: list
 
 
 def test_committed_without_nodes_peers_raise_and_object_succeeds(flight: InFlight) -> None:
-    handle = SaveHandle("t", PEERS)
+    handle = taken()
     seq = flight.add(handle)
     flight.take(committed(seq))
     flight.take({"event": "persisted", "seq": seq})
@@ -102,14 +109,14 @@ def test_committed_without_nodes_peers_raise_and_object_succeeds(flight: InFligh
 def test_fail_all_others_untouched_and_unknown_numbers_ignored(
     flight: InFlight, failures: list[FastCheckError]
 ) -> None:
-    done, left = SaveHandle("a", ("local", "object")), SaveHandle("b", ("local", "object"))
+    done, left = taken("local", "object"), taken("local", "object")
     first, second = flight.add(done), flight.add(left)
     assert second > first
     flight.take({"event": "persisted", "seq": first})
     flight.take({"event": "persisted", "seq": -1})
     flight.fail_all(lambda handle: SaveFailedError(handle.tag))
     assert done.exception(timeout=0.0) is None
-    assert str(left.exception(timeout=0.0)) == "b"
+    assert str(left.exception(timeout=0.0)) == "t"
     assert len(failures) == 1
 
 
