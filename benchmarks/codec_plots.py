@@ -14,14 +14,13 @@ from benchmarks.codec_measures import Measures, Spread
 _OURS = ("delta", "index", "as saved")
 
 
-def draw(taken: Sequence[Measures], figure: str, folder: Path) -> Path:
-    """Draw ratio against ``encode`` or ``decode`` rate; return the file."""
+def draw(taken: Sequence[Measures], figure: str, path: Path) -> Path:
+    """Draw ratio against ``encode`` or ``decode`` rate into a file; return it."""
     plot = Figure(figsize=(11, 8), layout="constrained")
     panels = plot.subplots(2, 2)
     for panel, kind in zip(panels.flat, Kind, strict=True):
         _panel(panel, [m for m in taken if m.case.kind is kind], figure)
         panel.set_title(kind.value)
-    path = folder / f"codecs_{figure}.png"
     plot.savefig(path, dpi=80)
     return path
 

@@ -16,7 +16,6 @@ from benchmarks.codec_goals import Goal
 from benchmarks.codec_measures import Measure, Measures, Scaling, Spread
 
 _GIGA = 1e9
-_PAGE = "codecs.md"
 _FIGURES = ("ratio", "encode", "decode")
 _OURS = ("delta", "index", "as saved")
 _INTRODUCTION = """\
@@ -95,15 +94,15 @@ class Report:
         for table in self._tables():
             machine.table(table.title, table.columns, table.rows)
 
-    def write(self, folder: Path) -> None:
-        """Write the page and its plots."""
+    def write(self, folder: Path, stem: str = "codecs") -> None:
+        """Write the page and its plots; all their names start with `stem`."""
         folder.mkdir(parents=True, exist_ok=True)
         page = [_INTRODUCTION.format(machine=f"{_processor()}; {self.machine}.", rounds=self.rounds)]
         page += [table.markdown() for table in self._tables()]
         for figure in ("encode", "decode"):
-            path = codec_plots.draw(held_out(self.taken), figure, folder)
-            page.append(f"![Ratio by {figure} rate, held-out cases]({path.name})\n")
-        (folder / _PAGE).write_text("\n".join(page))
+            plot = codec_plots.draw(held_out(self.taken), figure, folder / f"{stem}_{figure}.png")
+            page.append(f"![Ratio by {figure} rate, held-out cases]({plot.name})\n")
+        (folder / f"{stem}.md").write_text("\n".join(page))
 
     def _tables(self) -> Iterator[_Table]:
         yield self._goals()

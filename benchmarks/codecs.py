@@ -133,7 +133,7 @@ def main() -> int:
     report = codec_report.Report(machine, runs, taken, scaling, goals(taken, scaling), arguments.rounds)
     report.show()
     if arguments.write is not None:
-        report.write(arguments.write)
+        report.write(arguments.write, "codecs_plain_malloc" if arguments.plain_malloc else "codecs")
     return 0
 
 

@@ -22,6 +22,7 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 U8 = np.dtype("u1")
 U16 = np.dtype("<u2")
 U64 = np.dtype("<u8")
+BOOL = np.dtype(np.bool_)
 UNSIGNED: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: np.dtype("<u4"), 8: U64}
 SIGNED: dict[int, np.dtype[Any]] = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
 
@@ -41,11 +42,13 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         names = ("words", "spare", "pair", "low", "high", "exponent", "symbols", "packed", "mask")
         # 64 spare bytes: packing rounds its lanes up.
-        self._room = {name: np.zeros(BLOCK_NBYTES + 64, U8) for name in names}
+        self._room = {(name, U8): np.zeros(BLOCK_NBYTES + 64, U8) for name in names}
+        for (name, _), room in list(self._room.items()):
+            self._room.update({(name, dtype): room.view(dtype) for dtype in (*UNSIGNED.values(), BOOL)})
 
     def room(self, name: str, count: int, dtype: np.dtype[Any] = U8) -> npt.NDArray[Any]:
         """Lend `count` elements of one buffer; the contents are what the last user left."""
-        return self._room[name][: count * dtype.itemsize].view(dtype)
+        return self._room[name, dtype][:count]
 
 
 SCRATCH = Scratch()
@@ -163,7 +166,7 @@ def join_pair(low: Bytes, high: Bytes, *, out: npt.NDArray[np.uint16]) -> None:
 
 def padded_mask(count: int) -> npt.NDArray[np.bool_]:
     """Lend the scratch buffer ``mask`` for `count` truth values, rounded up to 8, the last ones false."""
-    mask = SCRATCH.room("mask", -(-count // 8) * 8, np.dtype(np.bool_))
+    mask = SCRATCH.room("mask", -(-count // 8) * 8, BOOL)
     mask[count:] = False
     return mask
 

@@ -85,7 +85,7 @@ class Header:
 
 def padded(nbytes: int) -> int:
     """Round up to the alignment of sections."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def block_count(raw_nbytes: int, word_nbytes: int) -> int:

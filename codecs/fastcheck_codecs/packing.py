@@ -38,9 +38,10 @@ def put_sparse(sink: Sink, plane: Bytes) -> None:
     mask = padded_mask(plane.size)
     np.not_equal(plane, 0, out=mask[: plane.size])
     where = positions(mask)
-    gaps = np.diff(where, prepend=-1)
-    gaps -= 1
     values = plane[where]
+    gaps = where.copy()
+    gaps[1:] -= where[:-1]
+    gaps[1:] -= 1
     if int(gaps.max()) >= _REACH:
         gaps, values = _bridged(gaps, values)
     _put_listed(sink, (Mode.SPARSE, 0), gaps.astype(U8), values)
@@ -79,7 +80,7 @@ def put_packed(sink: Sink, plane: Bytes, mode: Mode, *, lowest: int) -> None:
 def _put_listed(sink: Sink, mode: tuple[Mode, int], body: Bytes, listed: Bytes) -> None:
     parts: tuple[Any, Any] = squeeze(body), squeeze(listed)
     data = sink.section(mode[0], _LISTED.size + len(parts[0]) + len(parts[1]), lowest=mode[1])
-    data[: _LISTED.size] = np.frombuffer(_LISTED.pack(listed.size, len(parts[0])), U8)
+    _LISTED.pack_into(data.data, 0, listed.size, len(parts[0]))
     middle = _LISTED.size + len(parts[0])
     data[_LISTED.size : middle] = np.frombuffer(parts[0], U8)
     data[middle:] = np.frombuffer(parts[1], U8)
@@ -90,7 +91,7 @@ def _get_listed(section: Section, count: int, *, body_nbytes: int | None) -> tup
     data = section.data
     if data.size < _LISTED.size:
         raise CodecError(f"damaged section: {section.mode.name} cut short")
-    listed, stored = _LISTED.unpack(data[: _LISTED.size].tobytes())
+    listed, stored = _LISTED.unpack_from(data.data)
     body = listed if body_nbytes is None else body_nbytes
     rest = data.size - _LISTED.size - stored
     if listed > count or stored > body or not 0 <= rest <= listed:
@@ -103,13 +104,12 @@ def _get_listed(section: Section, count: int, *, body_nbytes: int | None) -> tup
 
 
 def get_sparse(section: Section, *, out: Bytes) -> None:
-    """Undo `put_sparse`."""
+    """Undo `put_sparse`, into a plane of zeros."""
     gaps, values = _get_listed(section, out.size, body_nbytes=None)
     where = np.cumsum(gaps, dtype=np.intp)
     where += np.arange(where.size)
     if where.size and where[-1] >= out.size:
         raise CodecError(f"damaged section: sparse plane of {out.size} bytes with one at {where[-1]}")
-    out[:] = 0
     out[where] = values
 
 

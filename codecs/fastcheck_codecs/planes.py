@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,58 +35,85 @@ _SPARSE_SHARE = 16
 _QUADS_FIT = 0.9
 _NIBBLES_FIT = 0.94
 
-Histogram = npt.NDArray[np.intp]
+#: Whether a byte is -1, 0 or 1; one of 0 to 14; one of -7 to 7.
+_FITS = np.zeros((256, 3))
+_FITS[[255, 0, 1], 0] = 1
+_FITS[:15, 1] = 1
+_FITS[[*range(249, 256), *range(8)], 2] = 1
+#: Keeps the planes apart in one histogram.
+_SHIFTS = np.arange(8, dtype=U16) * np.uint16(256)
 
 
-def stride(count: int) -> int:
-    """Give an odd step that picks about 2048 of `count` values; odd, so that it meets no even period."""
-    return (count // _SAMPLE_COUNT) | 1
+class Traits(NamedTuple):
+    """What a sample says of one byte plane.
+
+    Attributes
+    ----------
+    collisions : float
+        Chance that two bytes are equal.
+    quads, upward, around : float
+        Share of bytes that are -1 to 1, 0 to 14, and -7 to 7.
+    """
+
+    collisions: float
+    quads: float
+    upward: float
+    around: float
+
+    @property
+    def packing(self) -> tuple[Mode, int] | None:
+        """How to pack the plane, and its lowest value; None if that does not suit it."""
+        if self.quads >= _QUADS_FIT:
+            return Mode.QUADS, 255
+        if max(self.upward, self.around) >= _NIBBLES_FIT:
+            return Mode.NIBBLES, (0 if self.upward >= self.around else 249)
+        return None
 
 
-def survey(words: Words) -> Histogram:
-    """Count the bytes in each plane of a sample.
+def histogram(sample: Words) -> npt.NDArray[np.float64]:
+    """Count the bytes in each plane of contiguous words.
+
+    Returns
+    -------
+    ndarray of float64, shape (itemsize, 256)
+        The lowest plane first.
+    """
+    width = sample.itemsize
+    keys = sample.view(U8)
+    if width > 1:
+        keys = (keys.reshape(-1, width) + _SHIFTS[:width]).ravel()
+    return np.bincount(keys, minlength=256 * width).reshape(width, 256).astype(np.float64)
+
+
+def collisions(counts: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+    """Estimate for each plane of a histogram of `count` words the chance that two bytes are equal.
+
+    It is 1/256 where they are noise. Unlike an entropy taken from counts it has no bias on small samples.
+    """
+    squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", counts, counts)
+    squares -= count
+    squares /= max(count * (count - 1), 1)
+    return squares
+
+
+def survey(words: Words) -> list[Traits]:
+    """Look at every 64th or 128th word of a block, plane by plane, the lowest first.
 
     Parameters
     ----------
     words : ndarray of unsigned, shape (n,)
-
-    Returns
-    -------
-    ndarray of intp, shape (itemsize, 256)
-        The lowest plane first.
+        At least one.
     """
-    sample = np.ascontiguousarray(words[:: stride(words.size)])
-    width = sample.itemsize
-    keys = sample.view(U8).reshape(-1, width) + np.arange(0, 256 * width, 256, dtype=U16)
-    return np.bincount(keys.ravel(), minlength=256 * width).reshape(width, 256)
+    # An odd step meets no even period.
+    sample = np.ascontiguousarray(words[:: (words.size // _SAMPLE_COUNT) | 1])
+    counts = histogram(sample)
+    table = np.empty((len(counts), 4))
+    table[:, 0] = collisions(counts, sample.size)
+    np.divide(counts @ _FITS, sample.size, out=table[:, 1:])
+    return [Traits._make(row) for row in table.tolist()]
 
 
-def collisions(histogram: Histogram) -> npt.NDArray[np.float64]:
-    """Estimate for each plane the chance that two of its bytes are equal; 1/256 where it is noise.
-
-    Unlike an entropy taken from counts it has no bias on small samples.
-    """
-    count = float(histogram[0].sum())
-    if count < 2:
-        return np.ones(len(histogram))
-    squares = np.einsum("ij,ij->i", histogram, histogram)
-    chances: npt.NDArray[np.float64] = (squares - count) / (count * (count - 1.0))
-    return chances
-
-
-def _pattern(counts: Histogram) -> tuple[Mode, int] | None:
-    """Choose how to pack a plane with these counts, and the lowest value; None if it does not suit."""
-    total = int(counts.sum())
-    if counts[0] + counts[1] + counts[255] >= _QUADS_FIT * total:
-        return Mode.QUADS, 255
-    upward = int(counts[:15].sum())
-    around = int(counts[:8].sum() + counts[249:].sum())
-    if max(upward, around) >= _NIBBLES_FIT * total:
-        return Mode.NIBBLES, (0 if upward >= around else 249)
-    return None
-
-
-def put_plane(sink: Sink, plane: Bytes, histogram: Histogram | None = None) -> None:
+def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None) -> None:
     """Write one byte plane in the mode that suits it.
 
     Parameters
@@ -93,8 +121,8 @@ def put_plane(sink: Sink, plane: Bytes, histogram: Histogram | None = None) -> N
     sink : Sink
     plane : ndarray of uint8, shape (n,)
         Not changed.
-    histogram : ndarray of intp, shape (256,), optional
-        Counts of a sample of it, if they are known.
+    traits : Traits, optional
+        Of a sample of it, if they are known.
 
     Raises
     ------
@@ -109,11 +137,11 @@ def put_plane(sink: Sink, plane: Bytes, histogram: Histogram | None = None) -> N
     elif filled * _SPARSE_SHARE < plane.size:
         put_sparse(sink, plane)
     else:
-        counts = survey(plane)[0] if histogram is None else histogram
-        if pattern := _pattern(counts):
-            put_packed(sink, plane, pattern[0], lowest=pattern[1])
+        traits = traits or survey(plane)[0]
+        if packing := traits.packing:
+            put_packed(sink, plane, packing[0], lowest=packing[1])
         else:
-            _put_bytes(sink, plane, noise=bool(collisions(counts[np.newaxis])[0] < _PLANE_NOISE))
+            _put_bytes(sink, plane, noise=traits.collisions < _PLANE_NOISE)
 
 
 def _put_bytes(sink: Sink, plane: Bytes, *, noise: bool) -> None:
@@ -145,6 +173,7 @@ def get_plane(section: Section, *, room: Bytes) -> Bytes:
     if mode is Mode.RAW and data.size == room.size:
         return data
     if mode is Mode.SPARSE:
+        room[:] = 0
         get_sparse(section, out=room)
     elif mode in (Mode.QUADS, Mode.NIBBLES):
         get_packed(section, out=room)
@@ -157,12 +186,12 @@ def get_plane(section: Section, *, room: Bytes) -> Bytes:
     return room
 
 
-def put_halves(sink: Sink, pair: npt.NDArray[np.uint16], histogram: Histogram | None = None) -> None:
+def put_halves(sink: Sink, pair: npt.NDArray[np.uint16], traits: Sequence[Traits] | None = None) -> None:
     """Write 16-bit values as two byte planes, the lower first; `pair` is destroyed."""
     low, high = SCRATCH.room("low", pair.size), SCRATCH.room("high", pair.size)
     split_pair(pair, low=low, high=high)
-    put_plane(sink, low, None if histogram is None else histogram[0])
-    put_plane(sink, high, None if histogram is None else histogram[1])
+    put_plane(sink, low, traits[0] if traits else None)
+    put_plane(sink, high, traits[1] if traits else None)
 
 
 def get_pair(source: Source, *, room: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16] | None:
@@ -184,8 +213,12 @@ def get_pair(source: Source, *, room: npt.NDArray[np.uint16]) -> npt.NDArray[np.
         if first.mode is Mode.ELIDED:
             return None
         np.copyto(room, low)
-        return room
-    join_pair(low, get_plane(second, room=SCRATCH.room("high", room.size)), out=room)
+    elif second.mode is Mode.SPARSE:
+        np.copyto(room, low)
+        get_sparse(second, out=room.view(U8)[1::2])
+    else:
+        high = get_plane(second, room=SCRATCH.room("high", room.size))
+        join_pair(low, high, out=room)
     return room
 
 
@@ -208,17 +241,15 @@ def put_pairs(sink: Sink, words: Words, pairs: int) -> None:
     """Write the lowest `pairs` times 16 bits of each word; those that are noise are not split."""
     if pairs == 0:
         return
-    histogram = survey(words)
-    noise = collisions(histogram) < _PAIR_NOISE
-    noise &= words.size >= SMALL
+    traits = survey(words)
     for position in range(pairs):
-        planes = slice(2 * position, 2 * position + 2)
-        if noise[planes].all():
+        both = traits[2 * position : 2 * position + 2]
+        if words.size >= SMALL and all(plane.collisions < _PAIR_NOISE for plane in both):
             take_pair(words, position, out=sink.section(Mode.PAIR, 2 * words.size).view(U16))
         else:
             pair = SCRATCH.room("pair", words.size, U16)
             take_pair(words, position, out=pair)
-            put_halves(sink, pair, histogram[planes])
+            put_halves(sink, pair, both)
 
 
 def get_planes(source: Source, *, out: Words) -> None:

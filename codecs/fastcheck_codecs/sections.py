@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from fastcheck_codecs.bitops import U8, Bytes
+from fastcheck_codecs.bitops import Bytes
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import padded
 
@@ -37,7 +37,7 @@ class Mode(IntEnum):
     NIBBLES = 6
 
 
-_LAST_MODE = max(Mode)
+_MODES = tuple(Mode)
 
 
 class Section(NamedTuple):
@@ -78,8 +78,9 @@ class Sink:
 
     def section(self, mode: Mode, nbytes: int, *, lowest: int = 0) -> Bytes:
         """Claim a section and return its unset data."""
-        self.reserve(_SECTION.size)[:] = np.frombuffer(_SECTION.pack(mode, lowest, nbytes), U8)
-        return self.reserve(nbytes)
+        header = self.reserve(_SECTION.size + nbytes)
+        _SECTION.pack_into(header.data, 0, mode, lowest, nbytes)
+        return header[_SECTION.size :]
 
 
 class Source:
@@ -91,18 +92,18 @@ class Source:
 
     def take(self, nbytes: int) -> Bytes:
         """Return the next bytes and skip their padding; a view."""
-        start = self.position
-        if start + padded(nbytes) > self._memory.size:
+        start, stop = self.position, self.position + padded(nbytes)
+        if stop > self._memory.size:
             raise CodecError(f"damaged block: {nbytes} bytes wanted at {start} of {self._memory.size}")
-        self.position = start + padded(nbytes)
+        self.position = stop
         return self._memory[start : start + nbytes]
 
     def section(self) -> Section:
         """Return the next section."""
-        mode, lowest, nbytes = _SECTION.unpack(self.take(_SECTION.size).tobytes())
-        if mode > _LAST_MODE:
+        mode, lowest, nbytes = _SECTION.unpack_from(self.take(_SECTION.size).data)
+        if mode >= len(_MODES):
             raise CodecError(f"damaged block: unknown section mode {mode}")
-        return Section(Mode(mode), lowest, self.take(nbytes))
+        return Section(_MODES[mode], lowest, self.take(nbytes))
 
     def finish(self) -> None:
         """Check that nothing is left over."""

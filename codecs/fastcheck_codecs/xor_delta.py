@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from fastcheck_codecs import payload
 from fastcheck_codecs.bitops import Bytes, Words, as_bytes, subtract
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Block, CodecId, Residual
-from fastcheck_codecs.planes import collisions, put_planes, survey
+from fastcheck_codecs.planes import collisions, histogram, put_planes
 
 RESIDUALS = ("auto", "xor", "difference")
 
@@ -158,4 +159,5 @@ class XorDelta(Codec):  # type: ignore[misc]
 
 def bits(sample: Words) -> float:
     """Estimate the bits per word that byte planes need, from the chance of equal bytes."""
-    return float(-np.log2(np.clip(collisions(survey(sample)), 1 / 256, 1)).sum())
+    chances = collisions(histogram(sample), sample.size)
+    return -math.log2(np.maximum(chances, 1 / 256).prod())

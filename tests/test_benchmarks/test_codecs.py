@@ -42,8 +42,8 @@ class Broken(codec_coders.Memcpy):
 
 def run_main(monkeypatch, cache, *arguments):
     monkeypatch.setattr(sys, "argv", ["codecs", "--no-training", "--cache", str(cache), *arguments])
-    monkeypatch.setattr(codec_coders, "keep_memory", lambda: None)
     monkeypatch.setattr(codecs, "keep_memory", lambda: None)
+    monkeypatch.setattr(codec_processes, "measure", lambda runs: None)
     return codecs.main()
 
 
@@ -54,10 +54,10 @@ def test_main_broken_round_trip_fails(monkeypatch, cached_run, capsys):
 
 
 def test_main_goals_missed_succeeds(monkeypatch, cached_run):
-    monkeypatch.setattr(codec_processes, "measure", lambda runs: None)
     assert run_main(monkeypatch, cached_run("resnet_sgd", count=5000), "*/late/10", "--rounds", "1") == 0
 
 
+@pytest.mark.slow
 def test_processes_encode_all_chunks(monkeypatch, cached_run):
     monkeypatch.setattr(codec_processes, "_ROUNDS", 1)
     run = checkpoints.find("vgg_sgd", cached_run(count=2 << 20))

@@ -320,8 +320,9 @@ def test_save_interrupted_in_the_copy_slot_is_free_again(
     assert manager.tags() == ["base", "next"]
 
 
-def test_hand_over_interrupted_after_sending_is_saved_once(
-    make: Any, kit: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [True, False])
+def test_hand_over_interrupted_is_saved_once(
+    make: Any, kit: Any, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
     manager = make()
     channel = manager._agents.link()._channel
@@ -329,7 +330,8 @@ def test_hand_over_interrupted_after_sending_is_saved_once(
 
     def send_and_interrupt(message: Any) -> None:
         monkeypatch.setattr(channel, "send", send)
-        send(message)
+        if sent:
+            send(message)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(channel, "send", send_and_interrupt)
