@@ -1,7 +1,7 @@
 """FastCheck: checkpoints of large training runs in three tiers.
 
-The names below are imported when they are first used: `fastcheck --help` and the encoder processes have no use
-for the network libraries that a manager needs.
+The names below are imported when they are first used: `fastcheck --help` and the encoder processes have no
+use for the network libraries that a manager needs.
 """
 
 from __future__ import annotations

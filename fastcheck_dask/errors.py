@@ -10,6 +10,8 @@ from typing import ClassVar
 
 #: Causes that the text of an `UnrecoverableError` names; all are in its `causes`.
 _SHOWN_CAUSES = 8
+#: And of each at most so much: a cause may itself be such an error.
+_CAUSE_CHARACTERS = 300
 
 
 class FastCheckError(Exception):
@@ -90,10 +92,14 @@ class UnrecoverableError(FastCheckError, LookupError):
         self.what, self.causes = what, tuple(causes)
 
     def __str__(self) -> str:
-        shown = "; ".join(self.causes[:_SHOWN_CAUSES]) or "nothing"
+        shown = "; ".join(_shortened(cause) for cause in self.causes[:_SHOWN_CAUSES]) or "nothing"
         left = len(self.causes) - _SHOWN_CAUSES
         more = f"; and {left} more (see the debug log)" if left > 0 else ""
         return f"{self.what} cannot be recovered. Looked at: {shown}{more}"
+
+
+def _shortened(cause: str) -> str:
+    return cause if len(cause) <= _CAUSE_CHARACTERS else f"{cause[:_CAUSE_CHARACTERS]}..."
 
 
 class TierError(_MessageError):

@@ -77,7 +77,10 @@ def choose(
     degraded = None
     if shards < max_shards and previous and shards < len(previous) - 1:
         before = len(previous) - 1
-        degraded = f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}; one node may be lost"
+        degraded = (
+            f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}; "
+            "any one of them may still be lost"
+        )
     return Choice(shards, True, _fill(usable, shards + 1, previous), degraded)
 
 

@@ -228,7 +228,7 @@ class PeerClient:
             except TimeoutError as error:
                 raise NodeUnavailableError(self.node, f"{self.address} did not answer in time") from error
             except OSError as error:
-                raise NodeUnavailableError(self.node, f"{self.address}: {error}") from error
+                raise NodeUnavailableError(self.node, f"{self.address}: {_reason(error)}") from error
             except CorruptDataError as error:
                 raise NodeUnavailableError(self.node, f"broke the protocol: {error}") from error
         if reply.get("status") == "ok":
@@ -314,3 +314,11 @@ def _keys(reply: dict[str, Any], name: str) -> list[str]:
 def _same_length(chunks: Sequence[Descriptor], frames: Sequence[Buffer]) -> None:
     if len(chunks) != len(frames):
         raise TierError(f"{len(chunks)} chunk descriptors for {len(frames)} frames")
+
+
+def _reason(error: OSError) -> str:
+    """Say what the system said: what `distributed` puts around it names its own objects."""
+    cause: BaseException = error
+    while isinstance(cause, CommClosedError) and isinstance(cause.__cause__, OSError):
+        cause = cause.__cause__
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
