@@ -28,6 +28,7 @@ from fastcheck_dask.errors import (
     NodeFullError,
     NodeUnavailableError,
     SaveFailedError,
+    ShardCorruptError,
     StaleBaseError,
     TierFullError,
     TooFewNodesError,
@@ -208,6 +209,9 @@ class SaveService:
             except (NodeUnavailableError, NodeFullError) as error:
                 excluded.add(error.node)
                 self._suspects[error.node] = time.monotonic() + _SUSPECT_SECONDS
+                cause = error
+            except ShardCorruptError as error:
+                # Damaged on the way: the node took nothing of it.
                 cause = error
             except StaleBaseError as error:
                 # A node holds other bits than the slot: with the base given up every chunk goes whole.

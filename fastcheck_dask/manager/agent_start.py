@@ -32,6 +32,8 @@ def start_agent(socket_fd: int) -> subprocess.Popen[bytes]:
             command,
             pass_fds=(socket_fd,),
             stdin=subprocess.DEVNULL,
+            # Whoever reads the trainer's output to its end need not wait for the agent's.
+            stdout=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(import_path(sys.path))},
             # A process group of its own: what kills the trainer's group must not kill the save in flight.
             start_new_session=True,

@@ -65,6 +65,8 @@ class StorageCluster:
         self.scheduler: str | None = None
         self._memory_bytes = memory_bytes
         self._children: dict[str, _Child] = {}
+        #: Length of each log when its process was started.
+        self._seen: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         try:
             if scheduler:
@@ -169,6 +171,8 @@ class StorageCluster:
         if setpriv := shutil.which("setpriv"):
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
         log = self.folder / f"{name}.log"
+        # One that was started before has left its lines there.
+        self._seen[name] = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             return subprocess.Popen(
                 command,
@@ -176,7 +180,8 @@ class StorageCluster:
                 stdout=file,
                 stderr=file,
                 cwd=self.folder,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                # What is killed cannot remove its temporary files.
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(self.folder)},
             )
 
     def _line(self, name: str, process: subprocess.Popen[bytes], wanted: str) -> str:
@@ -185,8 +190,9 @@ class StorageCluster:
         log = self.folder / f"{name}.log"
         waiting = threading.Event()
         while not deadline.passed:
-            for line in reversed(log.read_text(errors="replace").splitlines()):
-                if wanted in line:
+            printed = log.read_bytes()[self._seen[name] :].decode(errors="replace")
+            for line in reversed(printed.splitlines(keepends=True)):
+                if wanted in line and line.endswith("\n"):
                     return line.strip()
             if process.poll() is not None:
                 break

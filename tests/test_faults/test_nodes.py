@@ -110,7 +110,7 @@ def test_load_bit_flipped_in_the_memory_of_a_node_is_exact_named_and_repaired(
     assert_is_state(state, 1)
     assert report.source == "peers+parity"
     assert any(key in why and name in why for why in report.rebuilt)
-    assert f"key {key}" in cluster.log(name)
+    assert f"key {key}: its payload fails its checksum" in cluster.log(name)
     state, report = host.load_elsewhere(objects=False)
     assert_is_state(state, 1)
     assert (report.source, report.rebuilt) == ("peers", [])

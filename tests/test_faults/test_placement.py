@@ -116,9 +116,9 @@ def test_agent_killed_during_the_copy_does_not_offer_that_slot_to_the_next_save(
     trainer = trainer_of(host, grace="15 s", persist_every=0)
     trainer.tell("save 1")
     trainer.expect("peers 1")
-    trainer.tell("stall")
+    trainer.tell("stall copy")
     trainer.tell("save 2")
-    trainer.expect("copying")
+    trainer.expect("stopped copy")
     trainer.kill_agent()
     proxy = faulty.proxies["n0"]
     proxy.hold("put")

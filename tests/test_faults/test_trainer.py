@@ -11,17 +11,17 @@ import pytest
 from fastcheck_dask.testing.faults import FaultyCluster
 from fastcheck_dask.testing.training import TrainingHost, assert_is_state
 
-STAGES = ["copy", "encode", "put", "prepare", "voted", "told", "persist"]
+STAGES = ["copy", "handover", "encode", "put", "prepare", "voted", "told", "persist"]
 VICTIMS = ["trainer", "agent", "both", "machine"]
 
 
 def reach(stage: str, trainer: Any, nodes: FaultyCluster) -> None:
     """Have the trainer save step 2, and stop the save at a stage."""
     used = [nodes.proxies[name] for name in ("n0", "n1", "n2")]
-    if stage == "copy":
-        trainer.tell("stall")
+    if stage in ("copy", "handover"):
+        trainer.tell(f"stall {stage}")
         trainer.tell("save 2")
-        trainer.expect("copying")
+        trainer.expect(f"stopped {stage}")
         return
     if stage == "encode":
         for encoder in trainer.encoders():
@@ -83,7 +83,7 @@ def test_save_interrupted_loads_one_committed_checkpoint(
         encoder.resume()
     wanted = 2 if stage in ("told", "persist") or (victim == "trainer" and stage != "copy") else 1
     if victim == "agent":
-        if stage == "copy":
+        if stage in ("copy", "handover"):
             trainer.tell("go on")
             trainer.expect("peers 2", "failed 2")
         trainer.tell("save 3")

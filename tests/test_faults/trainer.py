@@ -1,6 +1,7 @@
 """A training process to be killed: takes commands on stdin, says on stdout how far each save has come.
 
-``save N`` saves the state of step N; ``stall`` makes the next copy stop halfway, ``go on`` lets it continue;
+``save N`` saves the state of step N; ``stall copy`` stops the next save in the middle of the copy, ``stall
+handover`` before the agent is told of the snapshot, and ``go on`` lets it continue;
 ``load`` prints the step that was loaded; ``quit`` closes the manager.
 """
 
@@ -14,12 +15,14 @@ from typing import Any
 
 from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.manager import FastCheckManager, snapshots
+from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.testing.training import TrainingHost, assert_is_state, state_at
 
 _saying = threading.Lock()
-_stalled, _may_go_on = threading.Event(), threading.Event()
-_copy_bits = snapshots.copy_bits
+_stall = {"copy": threading.Event(), "handover": threading.Event()}
+_may_go_on = threading.Event()
+_copy_bits, _hand_over = snapshots.copy_bits, AgentLink.save
 
 
 def say(*words: object) -> None:
@@ -28,12 +31,22 @@ def say(*words: object) -> None:
 
 
 def copy_bits(source: Any, out: Any) -> None:
-    if _stalled.is_set():
-        _stalled.clear()
+    if _stall["copy"].is_set():
         out[: out.size // 2] = 0
-        say("copying")
-        _may_go_on.wait()
+        stop("copy")
     _copy_bits(source, out)
+
+
+def hand_over(link: AgentLink, *arguments: Any) -> None:
+    if _stall["handover"].is_set():
+        stop("handover")
+    _hand_over(link, *arguments)
+
+
+def stop(where: str) -> None:
+    _stall[where].clear()
+    say("stopped", where)
+    _may_go_on.wait()
 
 
 def follow(handle: SaveHandle, step: int) -> None:
@@ -46,6 +59,7 @@ def follow(handle: SaveHandle, step: int) -> None:
 
 def main(folder: str, coordinator: str, options: str) -> None:
     snapshots.copy_bits = copy_bits
+    AgentLink.save = hand_over  # type: ignore[method-assign]
     host = TrainingHost(Path(folder), coordinator, json.loads(options))
     manager = host.manager()
     say("agent", manager._agents.link().pid)
@@ -53,12 +67,12 @@ def main(folder: str, coordinator: str, options: str) -> None:
         command, _, argument = line.strip().partition(" ")
         if command == "save":
             step = int(argument)
-            if _stalled.is_set():
+            if any(stall.is_set() for stall in _stall.values()):
                 threading.Thread(target=save, args=(manager, step), daemon=True).start()
             else:
                 save(manager, step)
         elif command == "stall":
-            _stalled.set()
+            _stall[argument].set()
         elif command == "go":
             _may_go_on.set()
         elif command == "load":
