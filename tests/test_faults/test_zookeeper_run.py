@@ -27,21 +27,20 @@ def nodes(tmp_path: Path, zookeeper_url: str) -> Iterator[StorageCluster]:
 def test_machine_killed_is_taken_over_when_its_claim_has_expired(
     tmp_path: Path, nodes: StorageCluster, trainer_of: Callable[..., Any]
 ) -> None:
-    options = {"num_shards": 2, "persist_every": 0, "session_timeout": "4 s"}
+    options = {"num_shards": 2, "persist_every": 0, "session_timeout": "8 s"}
     with TrainingHost(tmp_path, nodes.coordinator, options) as host:
         trainer = trainer_of(host)
         for step in (1, 2):
             trainer.tell(f"save {step}")
             trainer.expect(f"peers {step}")
-        trainer.kill()
-        trainer.kill_agent()
+        with contextlib.closing(connect(nodes.coordinator)) as coordinator:
+            coordinator.nodes()
+            trainer.kill()
+            trainer.kill_agent()
+            # Nobody knows yet that the machine is dead: not before its session has expired.
+            with pytest.raises(RunInUseError):
+                coordinator.claim(host.run_id, "another")
         shutil.rmtree(host.shared_memory)
-        # Nobody knows yet that the machine is dead: not before its session has expired.
-        with (
-            contextlib.closing(connect(nodes.coordinator)) as coordinator,
-            pytest.raises(RunInUseError),
-        ):
-            coordinator.claim(host.run_id, "another")
         manager = host.manager()
         nodes.kill(host.records()[-1].nodes[0])
         assert_is_state(manager.load(), 2)
