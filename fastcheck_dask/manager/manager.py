@@ -222,6 +222,7 @@ class FastCheckManager:
             flat = flatten(state, chunk_bytes=self._settings.chunk_bytes)
             handle = SaveHandle(tag, ("local", "peers", "object") if self._peers else ("local", "object"))
             self._snapshots.save(flat, handle, started)
+            self._snapshots.make_room_ahead(self._turn)
         return handle
 
     def _note_failure(self, error: FastCheckError) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from fastcheck_dask.config import OnBusy
 from fastcheck_dask.engine.snapshot import describe
@@ -49,6 +51,7 @@ class Snapshots:
         self, slots: Sequence[Slot], agents: Agents, on_busy: OnBusy, closed: Callable[[], bool]
     ) -> None:
         self._slots, self._agents, self._on_busy, self._closed = slots, agents, on_busy, closed
+        self._room_made = False
 
     def save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
         """Take a snapshot and hand it over; `started` is when the save began, on the monotonic clock.
@@ -72,6 +75,32 @@ class Snapshots:
             self._fail(handle, TierError(f"save {handle.tag!r}: {type(error).__name__}: {error}"))
         finally:
             self._agents.at_work = None
+
+    def make_room_ahead(self, turn: AbstractContextManager[object]) -> None:
+        """After the first save, make the other slot in the background: the second save finds it ready.
+
+        Getting and clearing its memory takes some seconds a gigabyte. `turn` is held meanwhile, so that a
+        save that comes before it is done waits as long as it would have taken itself.
+        """
+        if self._room_made:
+            return
+        statuses = [slot.status for slot in self._slots]
+        wanted = max(status.capacity_bytes for status in statuses)
+        if not wanted:
+            return
+        self._room_made = True
+
+        def reserve() -> None:
+            with turn:
+                for slot, status in zip(self._slots, statuses, strict=True):
+                    if not status.sequence and not self._closed():
+                        try:
+                            slot.reserve(wanted)
+                        except FastCheckError as error:
+                            log.warning("the next save will fail: %s", error)
+
+        if not all(status.sequence for status in statuses):
+            threading.Thread(target=reserve, name="fastcheck-reserve", daemon=True).start()
 
     def _save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
         waiting = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -547,17 +548,25 @@ def test_memory_and_descriptors_many_saves_stay_flat(make: Any, kit: Any) -> Non
     agent = kit.agent_of(manager)
     processes = [psutil.Process(), agent, *agent.children()]
 
-    def footprint() -> tuple[list[int], list[int]]:
-        private = [p.memory_info().rss - p.memory_info().shared for p in processes]
-        return private, [p.num_fds() for p in processes]
+    def private() -> list[int]:
+        return [p.memory_info().rss - p.memory_info().shared for p in processes]
+
+    def descriptors() -> list[int]:
+        return [p.num_fds() for p in processes]
 
     for step in range(30):
         weights += 0.001
         manager.save_async({"w": weights, "step": step}, f"s{step}").wait()
         if step == 4:
-            early, early_fds = footprint()
-    late, late_fds = footprint()
-    assert late_fds == early_fds
-    for before, after in zip(early, late, strict=True):
+            # What earlier tests left to the collector is not ours to count.
+            gc.collect()
+            early, early_fds = private(), descriptors()
+    for before, after in zip(early, private(), strict=True):
         assert after < before * 1.05 + 2 * 2**20
+
+    def flat() -> bool:
+        return all(late <= before for late, before in zip(descriptors(), early_fds, strict=True))
+
+    # A file may be open for a moment; one that stays open is a leak.
+    wait_until(flat, f"{early_fds} descriptors", seconds=20)
     assert agent.children() == processes[2:]

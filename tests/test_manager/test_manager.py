@@ -22,6 +22,7 @@ from fastcheck_dask.errors import (
     UnrecoverableError,
     UnsupportedLeafError,
 )
+from fastcheck_dask.testing.faults import wait_until
 
 
 def test_load_never_saved_returns_none(make: Any) -> None:
@@ -276,3 +277,14 @@ def test_closed_manager_refuses_everything(make: Any) -> None:
     for call in (lambda: manager.save_async({}, "a"), manager.load, manager.tags):
         with pytest.raises(ClosedError, match="make a new one"):
             call()
+
+
+def test_first_save_has_the_other_slot_made_in_the_background(make: Any, kit: Any) -> None:
+    manager = make()
+    slots = manager._local.slots
+    manager.save_async({"w": kit.noise(1, 5 * 2**20)}, "first").wait()
+    wait_until(lambda: all(slot.status.capacity_bytes >= 5 * 2**20 for slot in slots), "the second slot")
+    made = [slot.path.stat().st_ino for slot in slots]
+    for step in range(3):
+        manager.save_async({"w": kit.noise(step, 5 * 2**20)}, f"s{step}").wait()
+    assert [slot.path.stat().st_ino for slot in slots] == made
