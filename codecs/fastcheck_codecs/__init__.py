@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastcheck_codecs.bitops import checksum
+from fastcheck_codecs.choice import delta_is_smaller
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Summary, is_delta, is_identity, max_encoded_nbytes, raw_nbytes, summary
 from fastcheck_codecs.prefix_index import PrefixIndex
@@ -14,6 +15,7 @@ __all__ = [
     "Summary",
     "XorDelta",
     "checksum",
+    "delta_is_smaller",
     "is_delta",
     "is_identity",
     "max_encoded_nbytes",

@@ -103,14 +103,14 @@ def _get_listed(section: Section, count: int, *, body_nbytes: int | None) -> tup
     return first, second
 
 
-def get_sparse(section: Section, *, out: Bytes) -> None:
-    """Undo `put_sparse`, into a plane of zeros."""
-    gaps, values = _get_listed(section, out.size, body_nbytes=None)
+def get_sparse(section: Section, count: int) -> tuple[npt.NDArray[np.intp], Bytes]:
+    """Undo `put_sparse` for a plane of `count` bytes: where they are not zero, and what they are."""
+    gaps, values = _get_listed(section, count, body_nbytes=None)
     where = np.cumsum(gaps, dtype=np.intp)
     where += np.arange(where.size)
-    if where.size and where[-1] >= out.size:
-        raise CodecError(f"damaged section: sparse plane of {out.size} bytes with one at {where[-1]}")
-    out[where] = values
+    if where.size and where[-1] >= count:
+        raise CodecError(f"damaged section: sparse plane of {count} bytes with one at {where[-1]}")
+    return where, values
 
 
 def get_packed(section: Section, *, out: Bytes) -> None:

@@ -17,7 +17,6 @@ from fastcheck_codecs.bitops import (
     Bytes,
     Checksum,
     Words,
-    add,
     as_array,
     as_bytes,
     checksum,
@@ -38,7 +37,7 @@ from fastcheck_codecs.header import (
     read_header,
     write_header,
 )
-from fastcheck_codecs.planes import get_planes
+from fastcheck_codecs.planes import get_planes, put_planes
 from fastcheck_codecs.prefixes import get_index, get_table
 from fastcheck_codecs.sections import NoRoomError, Sink, Source
 
@@ -47,6 +46,8 @@ MAX_UNASKED_NBYTES = 4 << 30
 
 #: A block that does not shrink by this share is stored raw, which decodes at the speed of a copy.
 _WORTHWHILE = 64
+#: Words that stay in the cache from one kernel to the next.
+_TILE = 1 << 16
 
 Coder = Callable[[Sink, Words], None]
 
@@ -59,23 +60,23 @@ class Plan:
     ----------
     codec : CodecId
     word_type : WordType
-    coder : callable
-        Writes the words of one block into a sink, or raises `NoRoomError`.
+    coder : callable, optional
+        Writes the words of one block into a sink, or raises `NoRoomError`; None for byte planes.
     block : Block
         What `coder` writes.
     base : ndarray of uint8, optional
         Bits to take the residual against; None makes a full payload.
-    residual_of : callable, optional
-        Takes the words of a block, those of the base, and `out`; writes the residual, says which.
+    choose : callable, optional
+        Takes the words of a block and those of the base, and says which residual suits them.
     prefix_bits : int
     """
 
     codec: CodecId
     word_type: dtypes.WordType
-    coder: Coder
-    block: Block
+    coder: Coder | None = None
+    block: Block = Block.PLANES
     base: Bytes | None = None
-    residual_of: Callable[[Words, Words, Words], Residual] | None = None
+    choose: Callable[[Words, Words], Residual] | None = None
     prefix_bits: int = 0
 
 
@@ -118,20 +119,21 @@ def encode_into(raw: Bytes, plan: Plan, *, out: Bytes) -> int:
     entries = []
     raw_crc, base_crc = Checksum(), Checksum()
     for start in range(0, body, BLOCK_NBYTES):
-        block = slice(start, min(start + BLOCK_NBYTES, body))
-        words, base_words = raw[block].view(UNSIGNED[width]), None
-        raw_crc.update(raw[block])
-        if base is not None:
-            base_words = base[block].view(words.dtype)
-            base_crc.update(base[block])
-        entry = _encode_block(words, base_words, plan, out=out[position:])
+        words = raw[start : min(start + BLOCK_NBYTES, body)].view(UNSIGNED[width])
+        residual = Residual.NONE
+        if base is None or plan.choose is None:
+            raw_crc.update(words.view(U8))
+        else:
+            base_words = base[start : start + words.nbytes].view(words.dtype)
+            residual = plan.choose(words, base_words)
+            words = _residual(words, base_words, residual, crcs=(raw_crc, base_crc))
+        entry = _encode_block(words, residual, plan, out=out[position:])
         out[position + entry.length : position + padded(entry.length)] = 0
         position += padded(entry.length)
         entries.append(entry)
-    if body < raw.size:
-        raw_crc.update(raw[body:])
-        if base is not None:
-            base_crc.update(base[body:])
+    raw_crc.update(raw[body:])
+    if base is not None:
+        base_crc.update(base[body:])
     header = Header(
         kind=Kind.FULL if base is None else Kind.DELTA,
         codec=plan.codec,
@@ -162,13 +164,20 @@ def _tail(raw: Bytes, base: Bytes | None) -> bytes:
     return (raw if base is None else np.bitwise_xor(raw, base)).tobytes()
 
 
-def _encode_block(words: Words, base: Words | None, plan: Plan, *, out: Bytes) -> Entry:
-    residual = Residual.NONE
-    if base is not None and plan.residual_of is not None:
-        target = SCRATCH.room("words", words.size, words.dtype)
-        residual = plan.residual_of(words, base, target)
-        words = target
-    elif not words.flags.aligned:
+def _residual(words: Words, base: Words, residual: Residual, *, crcs: tuple[Checksum, Checksum]) -> Words:
+    """Compute the residual into scratch memory, and both checksums while the bits are in the cache."""
+    operation = np.subtract if residual is Residual.DIFFERENCE else np.bitwise_xor
+    out = SCRATCH.room("words", words.size, words.dtype)
+    for start in range(0, words.size, _TILE):
+        tile = slice(start, start + _TILE)
+        crcs[0].update(words[tile].view(U8))
+        crcs[1].update(base[tile].view(U8))
+        operation(words[tile], base[tile], out=out[tile])
+    return out
+
+
+def _encode_block(words: Words, residual: Residual, plan: Plan, *, out: Bytes) -> Entry:
+    if not words.flags.aligned:
         target = SCRATCH.room("words", words.size, words.dtype)
         np.copyto(target, words)
         words = target
@@ -176,7 +185,10 @@ def _encode_block(words: Words, base: Words | None, plan: Plan, *, out: Bytes) -
         return Entry(0, Block.ELIDED, residual)
     sink = Sink(out[: words.nbytes - words.nbytes // _WORTHWHILE - 1])
     try:
-        plan.coder(sink, words)
+        if plan.coder is None:
+            put_planes(sink, words, signed=residual is Residual.DIFFERENCE)
+        else:
+            plan.coder(sink, words)
     except NoRoomError:
         out[: words.nbytes] = words.view(U8)
         return Entry(words.nbytes, Block.RAW, residual)
@@ -214,8 +226,9 @@ def decode(payload: Any, *, out: Any, base: Bytes | None, verify: bool) -> Any:
     target = _target(header.raw_nbytes, out)
     if np.may_share_memory(target, source) or (base is not None and np.may_share_memory(target, base)):
         raise CodecError("out overlaps the payload or the base")
-    got = _decode_blocks(source, header, target=target, base=base)
-    if verify and got != header.raw_crc:
+    crc = Checksum() if verify else None
+    _decode_blocks(source, header, target=target, base=base, crc=crc)
+    if crc is not None and (got := crc.value) != header.raw_crc:
         raise CodecError(f"damaged payload: crc32c {got:#010x} once decoded, expected {header.raw_crc:#010x}")
     return target if out is None else out
 
@@ -243,9 +256,10 @@ def _target(raw_nbytes: int, out: Any) -> Bytes:
     return as_bytes(array)
 
 
-def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes | None) -> int:
-    """Decode into `target` and return its checksum."""
-    crc = Checksum()
+def _decode_blocks(
+    source: Bytes, header: Header, *, target: Bytes, base: Bytes | None, crc: Checksum | None
+) -> None:
+    """Decode into `target`, and let `crc` see it."""
     width = header.word_type.word_nbytes
     body = target.size - target.size % width
     position = HEADER_NBYTES + ENTRY_NBYTES * len(header.entries)
@@ -257,14 +271,15 @@ def _decode_blocks(source: Bytes, header: Header, *, target: Bytes, base: Bytes 
         _decode_block(entry, stored, header, out=words)
         base_words = None if base is None else base[start : start + out.nbytes].view(out.dtype)
         _apply(entry.residual, words, base_words, out=out)
-        crc.update(out.view(U8))
+        if crc is not None:
+            crc.update(out.view(U8))
         position += padded(entry.length)
     tail = np.frombuffer(header.tail, U8)
     if base is not None:
         tail = np.bitwise_xor(tail, base[body:])
     target[body:] = tail
-    crc.update(target[body:])
-    return crc.value
+    if crc is not None:
+        crc.update(target[body:])
 
 
 def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) -> None:
@@ -277,7 +292,7 @@ def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) ->
             raise CodecError(f"damaged block: {entry.length} raw bytes, expected {out.nbytes}")
         out.view(U8)[:] = source.take(entry.length)
     elif entry.block is Block.PLANES:
-        get_planes(source, out=out)
+        get_planes(source, out=out, signed=entry.residual is Residual.DIFFERENCE)
     elif entry.block is Block.INDEX and floats:
         get_index(source, exponent_bits=floats, out=out)
     elif entry.block is Block.TABLE and floats and 7 <= header.prefix_bits <= 16:
@@ -294,4 +309,4 @@ def _apply(residual: Residual, words: Words, base: Words | None, *, out: Words) 
     elif residual is Residual.XOR:
         np.bitwise_xor(words, base, out=out)
     else:
-        add(words, base, out=out)
+        np.add(words, base, out=out)

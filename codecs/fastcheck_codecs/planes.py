@@ -14,10 +14,12 @@ from fastcheck_codecs.bitops import (
     U16,
     Bytes,
     Words,
+    balance,
     give_pair,
     join_pair,
     split_pair,
     take_pair,
+    widen,
 )
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.packing import get_packed, get_sparse, put_packed, put_sparse
@@ -27,14 +29,18 @@ _UNIFORM = 1 / 256
 #: Chance that two bytes of a plane are equal, above which entropy coding pays for its time.
 _PLANE_NOISE = 1.06 * _UNIFORM
 #: The same for two planes at once; higher, because splitting them costs time as well.
-_PAIR_NOISE = 1.25 * _UNIFORM
+_PAIR_NOISE = 1.15 * _UNIFORM
 _SAMPLE_COUNT = 2048
 #: One byte in so many other than zero, below which a list of them is faster and smaller than packing.
 _SPARSE_SHARE = 16
-#: Shares of values that fit the pattern, from which packing is smaller than entropy coding of bytes.
-_QUADS_FIT = 0.9
-_NIBBLES_FIT = 0.94
+#: Shares of values that fit the pattern, from which packing is worth the time that its escapes cost.
+_QUADS_FIT = 0.92
+_NIBBLES_FIT = 0.95
+#: The same for nibbles where bytes are equal as often as this: zstd codes such planes badly.
+_NIBBLES_FIT_FEW, _FEW = 0.85, 0.18
 
+#: Share of bytes near zero below which a plane cannot be sparse.
+_DENSE = 0.5
 #: Whether a byte is -1, 0 or 1; one of 0 to 14; one of -7 to 7.
 _FITS = np.zeros((256, 3))
 _FITS[[255, 0, 1], 0] = 1
@@ -65,7 +71,8 @@ class Traits(NamedTuple):
         """How to pack the plane, and its lowest value; None if that does not suit it."""
         if self.quads >= _QUADS_FIT:
             return Mode.QUADS, 255
-        if max(self.upward, self.around) >= _NIBBLES_FIT:
+        wanted = _NIBBLES_FIT_FEW if self.collisions >= _FEW else _NIBBLES_FIT
+        if max(self.upward, self.around) >= wanted:
             return Mode.NIBBLES, (0 if self.upward >= self.around else 249)
         return None
 
@@ -96,16 +103,20 @@ def collisions(counts: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.fl
     return squares
 
 
-def survey(words: Words) -> list[Traits]:
+def survey(words: Words, *, signed: bool = False) -> list[Traits]:
     """Look at every 64th or 128th word of a block, plane by plane, the lowest first.
 
     Parameters
     ----------
     words : ndarray of unsigned, shape (n,)
         At least one.
+    signed : bool
+        Whether the planes are those of balanced digits.
     """
     # An odd step meets no even period.
-    sample = np.ascontiguousarray(words[:: (words.size // _SAMPLE_COUNT) | 1])
+    sample = words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
+    if signed:
+        balance(sample)
     counts = histogram(sample)
     table = np.empty((len(counts), 4))
     table[:, 0] = collisions(counts, sample.size)
@@ -129,7 +140,9 @@ def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None) -> None:
     NoRoomError
         If it does not fit.
     """
-    filled = int(np.count_nonzero(plane))
+    # No need to count where the sample shows that hardly any byte is zero.
+    dense = traits is not None and plane.size >= SMALL and traits.quads < _DENSE
+    filled = plane.size if dense else int(np.count_nonzero(plane))
     if filled == 0:
         sink.section(Mode.ELIDED, 0)
     elif plane.size < SMALL:
@@ -173,8 +186,9 @@ def get_plane(section: Section, *, room: Bytes) -> Bytes:
     if mode is Mode.RAW and data.size == room.size:
         return data
     if mode is Mode.SPARSE:
+        where, values = get_sparse(section, room.size)
         room[:] = 0
-        get_sparse(section, out=room)
+        room[where] = values
     elif mode in (Mode.QUADS, Mode.NIBBLES):
         get_packed(section, out=room)
     elif mode is Mode.ENTROPY and data.size < room.size:
@@ -186,15 +200,23 @@ def get_plane(section: Section, *, room: Bytes) -> Bytes:
     return room
 
 
-def put_halves(sink: Sink, pair: npt.NDArray[np.uint16], traits: Sequence[Traits] | None = None) -> None:
+def put_halves(
+    sink: Sink,
+    pair: npt.NDArray[np.uint16],
+    traits: Sequence[Traits] | None = None,
+    *,
+    signed: bool = False,
+) -> None:
     """Write 16-bit values as two byte planes, the lower first; `pair` is destroyed."""
     low, high = SCRATCH.room("low", pair.size), SCRATCH.room("high", pair.size)
-    split_pair(pair, low=low, high=high)
+    split_pair(pair, low=low, high=high, signed=signed)
     put_plane(sink, low, traits[0] if traits else None)
     put_plane(sink, high, traits[1] if traits else None)
 
 
-def get_pair(source: Source, *, room: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16] | None:
+def get_pair(
+    source: Source, *, room: npt.NDArray[np.uint16], signed: bool = False
+) -> npt.NDArray[np.uint16] | None:
     """Read what `put_pairs` or `put_halves` wrote.
 
     Returns
@@ -212,17 +234,18 @@ def get_pair(source: Source, *, room: npt.NDArray[np.uint16]) -> npt.NDArray[np.
     if second.mode is Mode.ELIDED and not second.data.size:
         if first.mode is Mode.ELIDED:
             return None
-        np.copyto(room, low)
+        widen(low, out=room, signed=signed)
     elif second.mode is Mode.SPARSE:
-        np.copyto(room, low)
-        get_sparse(second, out=room.view(U8)[1::2])
+        widen(low, out=room, signed=signed)
+        where, values = get_sparse(second, room.size)
+        room[where] += values.astype(U16) << np.uint16(8)
     else:
         high = get_plane(second, room=SCRATCH.room("high", room.size))
-        join_pair(low, high, out=room)
+        join_pair(low, high, out=room, signed=signed)
     return room
 
 
-def put_planes(sink: Sink, words: Words) -> None:
+def put_planes(sink: Sink, words: Words, *, signed: bool = False) -> None:
     """Write a block of words, plane by plane from the lowest.
 
     Parameters
@@ -230,29 +253,32 @@ def put_planes(sink: Sink, words: Words) -> None:
     sink : Sink
     words : ndarray of unsigned, shape (n,)
         Aligned, not changed; 1, 2, 4 or 8 bytes each. Must not lie in the scratch buffer ``spare``.
+    signed : bool
+        Whether they are differences, about as often below zero as above: then digits are balanced.
     """
     if words.itemsize == 1:
         put_plane(sink, words.view(U8))
     else:
-        put_pairs(sink, words, words.itemsize // 2)
+        put_pairs(sink, words, words.itemsize // 2, signed=signed)
 
 
-def put_pairs(sink: Sink, words: Words, pairs: int) -> None:
+def put_pairs(sink: Sink, words: Words, pairs: int, *, signed: bool = False) -> None:
     """Write the lowest `pairs` times 16 bits of each word; those that are noise are not split."""
     if pairs == 0:
         return
-    traits = survey(words)
+    traits = survey(words, signed=signed)
     for position in range(pairs):
         both = traits[2 * position : 2 * position + 2]
         if words.size >= SMALL and all(plane.collisions < _PAIR_NOISE for plane in both):
-            take_pair(words, position, out=sink.section(Mode.PAIR, 2 * words.size).view(U16))
+            section = sink.section(Mode.PAIR, 2 * words.size)
+            take_pair(words, position, out=section.view(U16), signed=signed)
         else:
             pair = SCRATCH.room("pair", words.size, U16)
-            take_pair(words, position, out=pair)
-            put_halves(sink, pair, both)
+            take_pair(words, position, out=pair, signed=signed)
+            put_halves(sink, pair, both, signed=signed)
 
 
-def get_planes(source: Source, *, out: Words) -> None:
+def get_planes(source: Source, *, out: Words, signed: bool = False) -> None:
     """Undo `put_planes`."""
     if out.itemsize == 1:
         room = out.view(U8)
@@ -260,17 +286,17 @@ def get_planes(source: Source, *, out: Words) -> None:
         if plane is not room:
             np.copyto(room, plane)
     else:
-        get_pairs(source, out.itemsize // 2, out=out)
+        get_pairs(source, out.itemsize // 2, out=out, signed=signed)
 
 
-def get_pairs(source: Source, pairs: int, *, out: Words) -> None:
+def get_pairs(source: Source, pairs: int, *, out: Words, signed: bool = False) -> None:
     """Undo `put_pairs`; the bits above them become zero."""
     room = SCRATCH.room("pair", out.size, U16)
     if pairs == 0:
         out[:] = 0
     for position in range(pairs):
-        pair: Any = get_pair(source, room=room)
+        pair: Any = get_pair(source, room=room, signed=signed)
         if pair is not None:
-            give_pair(out, position, pair=pair)
+            give_pair(out, position, pair=pair, signed=signed)
         elif position == 0:
             out[:] = 0

@@ -11,7 +11,6 @@ from fastcheck_codecs import payload
 from fastcheck_codecs.bitops import Bytes, as_bytes
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Block, CodecId
-from fastcheck_codecs.planes import put_planes
 from fastcheck_codecs.prefixes import put_index, put_table
 
 
@@ -21,8 +20,9 @@ class PrefixIndex(Codec):  # type: ignore[misc]
     Parameters
     ----------
     prefix_bits : "auto" or int
-        ``"auto"``: the exponent becomes a 4-bit distance below the local maximum. 7 to 16: the first
-        so many bits become an index into the table of those that occur.
+        ``"auto"``: the exponent becomes its distance below a reference for its neighbourhood, nearly
+        always of 4 bits. 7 to 16: the first so many bits become an index into the table of those that
+        occur.
     dtype : str, optional
         True dtype of the data, for those that numpy lacks (``"bfloat16"`` held as uint16). By default
         that of the array given to `encode`; bytes otherwise.
@@ -33,7 +33,7 @@ class PrefixIndex(Codec):  # type: ignore[misc]
     -----
     Source: FastCheck, "prefix index". Applies to float16, bfloat16, float32, float64 and complex
     numbers of them; every other dtype is stored as byte planes. A codec has no mutable state: threads
-    may share one. Each thread that uses it keeps 8 MiB of work space.
+    may share one. Each thread that uses it keeps up to 19 MiB of work space.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class PrefixIndex(Codec):  # type: ignore[misc]
         word_type = payload.word_type_of(buf, self.dtype)
         plan = partial(payload.Plan, codec=CodecId.PREFIX_INDEX, word_type=word_type)
         if not word_type.exponent_bits:
-            return plan(coder=put_planes, block=Block.PLANES)
+            return plan()
         if isinstance(self.prefix_bits, int):
             coder = partial(put_table, prefix_bits=self.prefix_bits)
             return plan(coder=coder, block=Block.TABLE, prefix_bits=self.prefix_bits)

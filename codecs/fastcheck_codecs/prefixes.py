@@ -28,10 +28,10 @@ from fastcheck_codecs.sections import Sink, Source
 
 #: Values that share one reference exponent.
 ROW = 1024
-#: One exponent in so many is looked at to choose the reference.
-_ROW_STEP = 8
+#: One exponent in so many is looked at to choose the reference; odd, so that it meets no even period.
+_ROW_STEP = 7
 #: How far the reference lies above the mean: four bits then reach from 5 above to 9 below.
-_ABOVE_MEAN = 5
+ABOVE_MEAN = 5
 
 _COUNT = struct.Struct("<I")
 
@@ -60,7 +60,7 @@ def references(exponents: Numbers) -> Numbers:
     last = exponents[full * ROW :]
     if last.size:
         means = np.append(means, last.sum(dtype=np.uint32) // max(np.count_nonzero(last), 1))
-    means += _ABOVE_MEAN
+    means += ABOVE_MEAN
     chosen: Numbers = means.astype(exponents.dtype)
     return chosen
 

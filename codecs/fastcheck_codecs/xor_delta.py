@@ -9,10 +9,10 @@ import numpy as np
 from numcodecs.abc import Codec
 
 from fastcheck_codecs import payload
-from fastcheck_codecs.bitops import Bytes, Words, as_bytes, subtract
+from fastcheck_codecs.bitops import Bytes, Words, as_bytes, balance
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.header import Block, CodecId, Residual
-from fastcheck_codecs.planes import collisions, histogram, put_planes
+from fastcheck_codecs.header import CodecId, Residual
+from fastcheck_codecs.planes import collisions, histogram
 
 RESIDUALS = ("auto", "xor", "difference")
 
@@ -43,7 +43,7 @@ class XorDelta(Codec):  # type: ignore[misc]
     Notes
     -----
     Source: FastCheck, "incremental compression". A codec has no mutable state: threads may share one.
-    Each thread that uses it keeps 8 MiB of work space.
+    Each thread that uses it keeps up to 19 MiB of work space.
 
     Examples
     --------
@@ -130,19 +130,9 @@ class XorDelta(Codec):  # type: ignore[misc]
         return payload.Plan(
             codec=CodecId.XOR_DELTA,
             word_type=payload.word_type_of(buf, self.dtype),
-            coder=put_planes,
-            block=Block.PLANES,
             base=self._base,
-            residual_of=self._residual_of,
+            choose=self._choose,
         )
-
-    def _residual_of(self, words: Words, base: Words, out: Words) -> Residual:
-        residual = self._choose(words, base)
-        if residual is Residual.XOR:
-            np.bitwise_xor(words, base, out=out)
-        else:
-            subtract(words, base, out=out)
-        return residual
 
     def _choose(self, words: Words, base: Words) -> Residual:
         if self.residual != "auto":
@@ -152,8 +142,8 @@ class XorDelta(Codec):  # type: ignore[misc]
         xor = current ^ previous
         if not xor.any():
             return Residual.XOR
-        difference = np.empty_like(xor)
-        subtract(current, previous, out=difference)
+        difference = current - previous
+        balance(difference)
         return Residual.DIFFERENCE if bits(difference) + _MARGIN < bits(xor) else Residual.XOR
 
 

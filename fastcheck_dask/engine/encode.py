@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from fastcheck_codecs import PrefixIndex, XorDelta, checksum
+from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller
 
 from fastcheck_dask.engine.plan import Piece
 from fastcheck_dask.layout.parity import combine
@@ -16,7 +16,6 @@ Bits = npt.NDArray[np.uint8]
 
 #: Chunks up to this size are not worth a sample: they go as deltas when they have a base.
 _SAMPLE_FROM = 16 * 1024
-_SAMPLE_RUNS, _SAMPLE_RUN = 4, 4096
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class TaskEncoder:
             length = PrefixIndex(dtype=dtype).encode_into(raw, out)
         else:
             before = self._bits(1, *base, nbytes)
-            if is_parity or _delta_is_smaller(raw, before, dtype):
+            if is_parity or nbytes <= _SAMPLE_FROM or delta_is_smaller(raw, before, dtype=dtype):
                 residual = "xor" if is_parity else "auto"
                 length = XorDelta(base=before, residual=residual, dtype=dtype).encode_into(raw, out)
             else:
@@ -83,14 +82,3 @@ class TaskEncoder:
         if self._scratch[which].size < nbytes:
             self._scratch[which] = np.empty(nbytes, np.uint8)
         return combine((slot[o : o + n] for o, n in pieces), self._scratch[which][:nbytes])
-
-
-def _delta_is_smaller(raw: Bits, base: Bits, dtype: str) -> bool:
-    """Say from a sample whether the delta beats the chunk by itself (momenta: mostly not)."""
-    if raw.size <= _SAMPLE_FROM:
-        return True
-    starts = np.linspace(0, raw.size - _SAMPLE_RUN, _SAMPLE_RUNS).astype(np.int64) // 16 * 16
-    sample = np.concatenate([raw[s : s + _SAMPLE_RUN] for s in starts])
-    before = np.concatenate([base[s : s + _SAMPLE_RUN] for s in starts])
-    delta = XorDelta(base=before, dtype=dtype).encode(sample)
-    return bool(delta.size <= PrefixIndex(dtype=dtype).encode(sample).size)

@@ -2,43 +2,50 @@ import numpy as np
 import pytest
 from fastcheck_codecs import CodecError, checksum
 from fastcheck_codecs.bitops import (
+    BOOL,
+    SCRATCH,
     U16,
     UNSIGNED,
+    Checksum,
     as_bytes,
+    balance,
     give_pair,
     join_pair,
-    nibble_nbytes,
+    pack,
     pack_bits,
-    pack_nibbles,
+    packed_nbytes,
+    padded_mask,
+    positions,
     split_pair,
     take_pair,
+    unpack,
     unpack_bits,
-    unpack_nibbles,
-    unzigzag,
-    zigzag,
+    widen,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_zigzag_small_magnitudes_get_small_codes(width):
-    dtype = UNSIGNED[width]
-    words = np.array([0, -1, 1, -2, 2], f"i{width}").view(dtype)
-    zigzag(words, spare=np.empty_like(words))
-    assert words.tolist() == [0, 1, 2, 3, 4]
+def test_balance_small_numbers_of_either_sign_are_zero_above_their_digit(width):
+    words = np.array([0, -1, 1, -128, 127], f"i{width}").view(UNSIGNED[width])
+    balance(words)
+    digits = words.view("i1").reshape(-1, width)
+    assert digits[:, 0].tolist() == [0, -1, 1, -128, 127]
+    assert not digits[:, 1:].any()
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.binary(max_size=400))
-def test_zigzag_any_bits_are_restored(width, data):
-    words = np.frombuffer(data[: len(data) // width * width], UNSIGNED[width]).copy()
-    before, spare = words.tobytes(), np.empty_like(words)
-    zigzag(words, spare=spare)
-    unzigzag(words, spare=spare)
-    assert words.tobytes() == before
+def test_balance_digits_add_up_to_the_number(width, data):
+    words = np.frombuffer(data[: len(data) // width * width], UNSIGNED[width])
+    balanced = words.copy()
+    balance(balanced)
+    digits = balanced.view("i1").reshape(-1, width).astype("i8")
+    places = np.array([1 << 8 * place for place in range(width)], "i8")
+    assert ((digits * places).sum(axis=1).astype(words.dtype) == words).all()
 
 
-@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("width", [2, 4, 8])
 def test_pairs_of_words_are_restored(width):
     words = np.random.default_rng(0).integers(0, 256, 99 * width, dtype="u1").view(UNSIGNED[width])
     again = np.full_like(words, 0xAA)
@@ -50,23 +57,61 @@ def test_pairs_of_words_are_restored(width):
     assert again.tobytes() == words.tobytes()
 
 
-def test_split_pair_is_restored():
-    pair = np.arange(0, 65536, 7, dtype=U16)
+@given(st.sampled_from([2, 4, 8]), st.binary(max_size=400))
+def test_pairs_of_signed_words_are_restored(width, data):
+    words = np.frombuffer(data[: len(data) // width * width], UNSIGNED[width])
+    again = np.full_like(words, 0xAA)
+    pair = np.empty(words.size, U16)
+    for position in range(width // 2):
+        take_pair(words, position, out=pair, signed=True)
+        give_pair(again, position, pair=pair, signed=True)
+    assert again.tobytes() == words.tobytes()
+
+
+def test_pairs_of_small_signed_words_are_zero_above_the_first():
+    words = np.array([-1, -32768, 32767, 5], "i8").view("u8")
+    pair = np.empty(4, U16)
+    take_pair(words, 0, out=pair, signed=True)
+    assert pair.view("i2").tolist() == [-1, -32768, 32767, 5]
+    for position in (1, 2, 3):
+        take_pair(words, position, out=pair, signed=True)
+        assert not pair.any()
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_split_pair_is_restored(signed):
+    pair = np.arange(65536).astype(U16)
     low, high, again = np.empty(pair.size, "u1"), np.empty(pair.size, "u1"), np.empty_like(pair)
-    split_pair(pair.copy(), low=low, high=high)
-    join_pair(low, high, out=again)
+    split_pair(pair.copy(), low=low, high=high, signed=signed)
+    join_pair(low, high, out=again, signed=signed)
     np.testing.assert_array_equal(again, pair)
-    np.testing.assert_array_equal(high, pair >> 8)
+    small = high == 0
+    widen(low, out=again, signed=signed)
+    np.testing.assert_array_equal(again[small], pair[small])
+    assert np.count_nonzero(small) == 256
 
 
-@given(st.integers(0, 200), st.randoms(use_true_random=False))
-def test_nibbles_any_count_are_restored(count, random):
-    half = nibble_nbytes(count)
-    values = np.zeros(2 * half, "u1")
-    values[:count] = [random.randrange(16) for _ in range(count)]
-    packed, again = np.empty(half, "u1"), np.empty(2 * half, "u1")
-    pack_nibbles(values, out=packed)
-    unpack_nibbles(packed, out=again)
+@given(st.lists(st.booleans(), max_size=300), st.sampled_from([1, 3, 50]))
+def test_positions_any_density_are_found(truths, thinning):
+    count = len(truths) * thinning
+    wanted = np.zeros(count, np.bool_)
+    wanted[::thinning] = truths
+    SCRATCH.room("mask", count + 8, BOOL)[:] = True
+    mask = padded_mask(count)
+    mask[:count] = wanted
+    np.testing.assert_array_equal(positions(mask), np.flatnonzero(wanted))
+
+
+@given(st.sampled_from([2, 4]), st.integers(0, 300), st.randoms(use_true_random=False))
+def test_packed_values_any_count_are_restored(width, count, random):
+    size = packed_nbytes(count, width)
+    assert size % 8 == 0
+    assert size * 8 >= count * width
+    values = np.zeros(size * 8 // width, "u1")
+    values[:count] = [random.randrange(1 << width) for _ in range(count)]
+    packed, again = np.empty(size, "u1"), np.empty_like(values)
+    pack(values, width=width, out=packed)
+    unpack(packed, width=width, out=again)
     np.testing.assert_array_equal(again, values)
 
 
@@ -84,6 +129,14 @@ def test_checksum_known_value():
     assert checksum(b"123456789") == 0xE3069283
     assert checksum(np.frombuffer(b"12345678", "f8").reshape(1, 1)) == checksum(b"12345678")
     assert checksum(b"") == 0
+
+
+@given(st.lists(st.binary(max_size=50)))
+def test_checksum_piece_by_piece_is_that_of_the_whole(pieces):
+    growing = Checksum()
+    for piece in pieces:
+        growing.update(np.frombuffer(piece, "u1"))
+    assert growing.value == checksum(b"".join(pieces))
 
 
 def test_as_bytes_strided_memory_is_refused():

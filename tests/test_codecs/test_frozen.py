@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fastcheck_codecs import PrefixIndex, XorDelta, is_delta, is_identity
 from fastcheck_codecs.header import FORMAT_VERSION, Block, read_header
-from fastcheck_codecs.planes import Mode
+from fastcheck_codecs.sections import Mode
 
 FROZEN = Path(__file__).parent / "frozen"
 
@@ -37,6 +37,11 @@ def inputs():
     return {
         "planes": (XorDelta(dtype="float32"), words),
         "sparse": (XorDelta(dtype="bool"), flags),
+        "packed": (XorDelta(dtype="uint32"), (noise(2000) % np.uint32(15)) * np.uint32(0x10001)),
+        "quads": (
+            XorDelta(base=base, residual="difference", dtype="float32"),
+            base + noise(1003) % np.uint32(3) - np.uint32(1),
+        ),
         "raw": (XorDelta(dtype="uint32"), noise(300) ^ (noise(300) << np.uint32(9))),
         "zeros": (PrefixIndex(dtype="float32"), np.zeros(100, "<u4")),
         "empty": (XorDelta(dtype="float32"), np.zeros(0, "<u4")),
@@ -49,7 +54,7 @@ def inputs():
         "index_bfloat16": (PrefixIndex(dtype="bfloat16"), upper),
         "index_float16": (PrefixIndex(dtype="float16"), (upper & np.uint16(0x8FFF)) | np.uint16(0x1000)),
         "table": (PrefixIndex(9, dtype="float32"), words),
-        "two_blocks": (PrefixIndex(dtype="float32"), np.tile(floats(256), 1100)[: (1 << 18) + 77]),
+        "two_blocks": (PrefixIndex(dtype="float32"), np.tile(floats(256), 2100)[: (1 << 19) + 77]),
     }
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 from fastcheck_codecs import CodecError
-from fastcheck_codecs.planes import Sink, Source
-from fastcheck_codecs.prefixes import ESCAPE, ROW, get_index, get_table, put_index, put_table
+from fastcheck_codecs.prefixes import ROW, get_index, get_table, put_index, put_table, references
+from fastcheck_codecs.sections import Sink, Source
 
 FLOATS = [("<u2", 5), ("<u2", 8), ("<u4", 8), ("<u8", 11)]
 
@@ -28,12 +28,20 @@ def test_index_random_bits_with_many_escapes_are_restored(dtype, bits, count):
     np.testing.assert_array_equal(out, words)
 
 
-def test_index_distance_at_the_escape_is_restored():
-    exponents = np.array([200, 200 - ESCAPE + 1, 200 - ESCAPE, 200 - ESCAPE - 1, 0], "<u4")
+def test_index_exponents_at_both_ends_are_restored():
+    exponents = np.array([200] * 50 + [255, 254, 206, 205, 191, 190, 1, 0], "<u4")
     words = np.concatenate([exponents << 23, (exponents << 23) | 0x807FFFFF]).astype("<u4")
     out = np.empty_like(words)
     get_index(Source(written(put_index, words, exponent_bits=8)), exponent_bits=8, out=out)
     np.testing.assert_array_equal(out, words)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+def test_references_follow_each_row_and_ignore_zeros(dtype):
+    exponents = np.repeat([100, 60, 0, 200], ROW).astype(dtype)[: 3 * ROW + 10]
+    exponents[::2] = 0
+    assert references(exponents).tolist() == [105, 65, 5, 205]
+    assert references(exponents[:0]).size == 0
 
 
 @pytest.mark.parametrize("prefix_bits", range(7, 17))
