@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.codec_cases import Kind
 from benchmarks.codec_measures import Measures, Spread
 
-_OURS = ("delta", "index", "as saved")
+#: Ours are circles, the rest squares; one color for each in all panels. Variants of them are in the tables.
+_OURS = ("delta", "delta, xor", "index")
+_THEIRS = (
+    "ZipNN",
+    "Blosc2 zstd-1 shuffle",
+    "Blosc2 zstd-1 bitshuffle",
+    "Blosc zstd-1 shuffle",
+    "pcodec-8",
+    "zstd-1",
+    "zstd-3",
+    "LZ4",
+    "zlib-6",
+)
+#: The colors repeat after ten.
+_FILLS = ("full", "none")
 
 
 def draw(taken: Sequence[Measures], figure: str, path: Path) -> Path:
@@ -21,6 +36,12 @@ def draw(taken: Sequence[Measures], figure: str, path: Path) -> Path:
     for panel, kind in zip(panels.flat, Kind, strict=True):
         _panel(panel, [m for m in taken if m.case.kind is kind], figure)
         panel.set_title(kind.value)
+    entries: dict[str, Artist] = {}
+    for panel in panels.flat:
+        handles, labels = panel.get_legend_handles_labels()
+        entries.update(zip(labels, handles, strict=True))
+    if entries:
+        plot.legend(list(entries.values()), list(entries), loc="outside right upper", fontsize=9)
     plot.savefig(path, dpi=80)
     return path
 
@@ -28,19 +49,20 @@ def draw(taken: Sequence[Measures], figure: str, path: Path) -> Path:
 def _panel(panel: Axes, group: Sequence[Measures], figure: str) -> None:
     if not group:
         return
-    panel.axhline(
-        Spread.of([m.bound for m in group]).mean, color="grey", linestyle=":", label="order-0 bound"
-    )
-    names = dict.fromkeys(name.split(" / ")[0] for m in group for name in m.by_name if name != "memcpy")
-    for name in names:
+    bound = Spread.of([m.bound for m in group]).mean
+    panel.axhline(bound, color="grey", linestyle=":", label="order-0 bound")
+    measured = {name.split(" / ")[0] for m in group for name in m.by_name}
+    for number, name in enumerate((*_OURS, *_THEIRS)):
+        if name not in measured:
+            continue
         best = [m.best(name)[1] for m in group]
         rate = Spread.of([getattr(measure, figure) for measure in best]).mean / 1e9
         ratio = Spread.of([measure.ratio for measure in best]).mean
-        ours = name.startswith(_OURS)
-        panel.plot(rate, ratio, "o" if ours else "s", color="tab:red" if ours else "tab:blue")
-        panel.annotate(name, (rate, ratio), fontsize=8, xytext=(4, 3), textcoords="offset points")
+        is_ours = name in _OURS
+        label = f"fastcheck {name}" if is_ours else name
+        marker = "o" if is_ours else "s"
+        panel.plot(rate, ratio, marker, color=f"C{number % 10}", label=label, fillstyle=_FILLS[number // 10])
     panel.set_xscale("log")
-    panel.margins(x=0.25)
     panel.set_xlabel(f"{figure} GB/s, one thread")
     panel.set_ylabel("ratio")
-    panel.legend(fontsize=8)
+    panel.grid(visible=True, alpha=0.3)

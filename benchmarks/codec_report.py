@@ -29,16 +29,15 @@ How it is measured: samples of 16 MiB, 1 MiB parts evenly spread over the state.
 one process with one thread; a figure is the median of {rounds} rounds of its CPU time (of 2 for pcodec and
 zlib). GB/s are 10^9 raw bytes per second. Quote ratios of one run: absolute rates move with what else the
 machine does. A residual (XOR or difference) is computed within the timed part, for others as for ours. Our
-checksums are on, except in the row that says so; Blosc2, pcodec and ZipNN have none. Ours writes into
-memory that is there already, as a save does; malloc keeps what is freed, so that those who return fresh
-buffers do not pay for page faults either (`--plain-malloc` leaves malloc alone; they are slower then, by how
-much depends on what ran before). Each coder is fed with
-what gives it the best ratio: the raw values, their XOR with those of the base, or the difference; the tables
-say which. *delta* is `XorDelta`, *index* is `PrefixIndex`, *as saved* is what the encoder of a save does: it
-chooses between the two from a sample, and its time has the digests too. Every round trip was compared bit for
-bit. Tuned cases are those that the codecs may have been tuned on; the held-out ones count. The bound is the
-best order-0 code of the byte planes of the values, the XOR or the difference. Means are geometric, ranges are
-over the cases.
+checksums are on, except in the row that says so; Blosc2, pcodec and ZipNN have none. Ours writes into memory
+that is there already, as a save does. Unless the line above says *plain malloc* (`--plain-malloc`), malloc
+keeps what is freed, so that those who return fresh buffers do not pay for page faults either; otherwise they
+are slower, by how much depends on what ran before. Each coder is fed with what gives it the best ratio: the
+raw values, their XOR with those of the base, or the difference; the tables say which. *delta* is `XorDelta`,
+*index* is `PrefixIndex`, *as saved* is what the encoder of a save does: it chooses between the two from a
+sample, and its time has the digests too. Every round trip was compared bit for bit. Tuned cases are those
+that the codecs may have been tuned on; the held-out ones count. The bound is the best order-0 code of byte
+planes, of the values, the XOR or the difference. Means are geometric, ranges are over the cases.
 """
 
 

@@ -376,7 +376,7 @@ def _publish_race(location, token, barrier, results):
 
 
 def test_publish_raced_by_processes_has_one_winner(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
     Saved().write(CheckpointFolder(FolderStore(str(tmp_path))))
     racers = [

@@ -123,7 +123,7 @@ def _race(location, number, barrier, results):
 
 
 def test_create_raced_by_processes_has_one_winner(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(3), context.Queue()
     racers = [
         context.Process(target=_race, args=(str(tmp_path), number, barrier, results)) for number in range(3)
