@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-console = Console(width=120)
+console = Console(width=140)
 
 
 def describe() -> str:

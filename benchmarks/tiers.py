@@ -29,8 +29,8 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def measure(shards: int, training: Training) -> list[str]:
-    """Return one row of the table."""
+def measure(shards: int, training: Training) -> tuple[list[str], list[str]]:
+    """Return one row of each table: bytes and times."""
     saves, torch_saves, sent, whole = [], [], [], 0
     peers, parity, objects, torch_loads = [], [], [], []
     with tempfile.TemporaryDirectory() as name, StorageCluster(Path(name) / "nodes", shards + 1) as cluster:
@@ -65,18 +65,9 @@ def measure(shards: int, training: Training) -> list[str]:
         for _ in range(ROUNDS):
             with FastCheckManager(f"{name}/ckpts", **options) as manager:
                 objects.append(_timed(manager.load))
-    return [
-        str(shards),
-        f"{nbytes(state) / 1e6:.0f} MB",
-        f"{whole / 1e6:.0f} MB",
-        spread(sent, "MB", 1e-6),
-        spread(saves[1:], "s"),
-        spread(torch_saves[1:], "s"),
-        spread(peers, "s"),
-        spread(parity, "s"),
-        spread(objects, "s"),
-        spread(torch_loads, "s"),
-    ]
+    sizes = [f"{nbytes(state) / 1e6:.0f} MB", f"{whole / 1e6:.0f} MB", spread(sent, "MB", 1e-6)]
+    times = [saves[1:], torch_saves[1:], peers, parity, objects, torch_loads]
+    return [str(shards), *sizes], [str(shards), *(spread(values, "ms", 1e3) for values in times)]
 
 
 def main() -> None:
@@ -84,21 +75,16 @@ def main() -> None:
     torch.set_num_threads(1)
     training = Training(1024)
     training.steps(20)
+    rows = [measure(shards, training) for shards in (1, 2, 3)]
     table(
-        "Tiers on loopback: one training step between saves; bytes include parity; times are medians [range]",
-        [
-            "N",
-            "raw",
-            "first save sends",
-            "later ones",
-            "save to peers",
-            "torch.save",
-            "load: peers",
-            "one node lost",
-            "object tier",
-            "torch.load",
-        ],
-        [measure(shards, training) for shards in (1, 2, 3)],
+        "Bytes that travel, parity included; one training step between saves",
+        ["N", "raw", "first save", "later ones"],
+        [sizes for sizes, _ in rows],
+    )
+    table(
+        "Times on loopback: medians, with their ranges",
+        ["N", "save to peers", "torch.save", "load: peers", "one node lost", "object tier", "torch.load"],
+        [times for _, times in rows],
     )
     first, last = training.losses[0], sum(training.losses[-5:]) / 5
     print(f"loss of the training behind it: {first:.2f} -> {last:.2f} in {len(training.losses)} steps")
