@@ -10,6 +10,8 @@ BENCH_STAMP := $(VENV)/.bench-installed
 venv: $(STAMP)
 
 $(STAMP): setup.cfg constraints.txt
+	@# Debian ships venv apart from Python.
+	$(PYTHON) -c "import ensurepip" 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,demo,test,lint]'
 	touch $@
