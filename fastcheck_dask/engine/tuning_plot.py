@@ -44,6 +44,6 @@ def _deltas(axes: Axes, tuning: Tuning) -> None:
         places = [place + width * (number - (len(curves) - 1) / 2) for place in range(len(names))]
         axes.bar(places, [curve.delta[n].ratio for n in names], width=width, color=colour, label=curve.kind)
     axes.set_xticks(range(len(names)), names)
+    # In the colours of the plot beside it, whose legend holds for both.
     axes.set_title(f"Delta against {tuning.before}", loc="left")
     axes.set_ylabel("raw bytes / encoded bytes")
-    axes.legend(frameon=False)
