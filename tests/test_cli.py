@@ -142,7 +142,7 @@ def test_tune_prints_the_curve_and_draws_it(checkpoints, tmp_path):
     result = CliRunner().invoke(cli.main, ["tune", str(checkpoints), "--plot", str(png)])
     assert result.exit_code == 0, result.output
     assert "Best P for weights" in result.output
-    assert "XorDelta on weights against step1" in result.output
+    assert "XorDelta on weights, float32 against step1" in result.output
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

@@ -73,9 +73,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Curve:
-    """The measurements on one kind of tensors."""
+    """The measurements on one kind of tensors of one dtype."""
 
     kind: str
+    dtype: str
     #: Bytes of all tensors of the kind, sampled or not.
     total_bytes: int
     sampled_bytes: int
@@ -89,6 +90,11 @@ class Curve:
     auto_residuals: dict[str, int] = field(default_factory=dict)
     #: Raw bytes of which a save would send the delta.
     sent_as_delta_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Kind and dtype."""
+        return f"{self.kind}, {self.dtype}"
 
     @property
     def best_prefix_bits(self) -> int:
@@ -143,14 +149,14 @@ def tune(folder: CheckpointFolder, *, tag: str | None = None, sample_bytes: int 
     marker, older = _chosen(folder, tag)
     manifest = folder.load_manifest(marker)
     before = None if older is None else (older, folder.load_manifest(older))
-    chunks = _floats_by_kind(manifest)
+    chunks = _floats(manifest)
     if not chunks:
         raise UnrecoverableError("a curve", (f"generation {manifest.generation} has no tensors of floats",))
     curves = []
-    for kind, of_kind in chunks.items():
-        reader = _Reader(folder, (marker, manifest), before)
-        samples = reader.read(of_kind, sample_bytes // len(chunks))
-        curves.append(_curve(kind, samples, sum(chunk.nbytes for chunk in of_kind)))
+    reader = _Reader(folder, (marker, manifest), before)
+    for name, alike in chunks.items():
+        samples = reader.read(alike, sample_bytes // len(chunks))
+        curves.append(_curve(name, samples, sum(chunk.nbytes for chunk in alike)))
     floats = sum(curve.total_bytes for curve in curves)
     has_deltas = any(curve.delta for curve in curves)
     return Tuning(
@@ -176,12 +182,14 @@ def _chosen(folder: CheckpointFolder, tag: str | None) -> tuple[CommitMarker, Co
     )
 
 
-def _floats_by_kind(manifest: Manifest) -> dict[str, list[Chunk]]:
-    found: dict[str, list[Chunk]] = {}
+def _floats(manifest: Manifest) -> dict[tuple[str, str], list[Chunk]]:
+    """Return the chunks by kind and dtype: the best P of one dtype says nothing about another."""
+    found: dict[tuple[str, str], list[Chunk]] = {}
     for spec in manifest.arrays:
         if by_name(codec_dtype(spec.dtype)).exponent_bits and spec.nbytes:
-            found.setdefault(kind_of(spec.path), []).extend(spec.chunks)
-    return dict(sorted(found.items(), key=lambda item: (WEIGHTS, MOMENTA, SECOND_MOMENTS).index(item[0])))
+            found.setdefault((kind_of(spec.path), spec.dtype), []).extend(spec.chunks)
+    order = (WEIGHTS, MOMENTA, SECOND_MOMENTS)
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
 
 
 def kind_of(path: str) -> str:
@@ -274,7 +282,7 @@ class _Reader:
         return bits
 
 
-def _curve(kind: str, samples: list[_Sample], total_bytes: int) -> Curve:
+def _curve(name: tuple[str, str], samples: list[_Sample], total_bytes: int) -> Curve:
     prefix: dict[int | str, Measured] = {}
     settings: tuple[int | str, ...] = (*PREFIX_BITS, "auto")
     for bits in settings:
@@ -290,7 +298,7 @@ def _curve(kind: str, samples: list[_Sample], total_bytes: int) -> Curve:
             delta[residual], headers = measure(pairs, partial(_against, residual=residual))
         residuals = _count(headers, lambda entry: entry.residual.name.lower())
     return Curve(
-        kind,
+        *name,
         total_bytes,
         sum(sample.bits.size for sample in samples),
         prefix,

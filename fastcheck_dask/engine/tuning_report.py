@@ -10,15 +10,15 @@ from fastcheck_dask.engine.tuning import Curve, Measured, Tuning
 
 
 def show(console: Console, tuning: Tuning) -> None:
-    """Show the tables of every kind of tensors, each with its conclusions."""
+    """Show the tables of every kind and dtype of tensors, each with its conclusions."""
     console.print(f"Checkpoint {tuning.tag} (generation {tuning.generation})", highlight=False)
     for curve in tuning.curves:
         # Not the titles of the tables: those are broken at the width of the table.
         share = f"{_mb(curve.sampled_bytes)} of {_mb(curve.total_bytes)}"
-        console.print(f"PrefixIndex on {curve.kind} ({share})", style="bold", highlight=False)
+        console.print(f"PrefixIndex on {curve.name} ({share})", style="bold", highlight=False)
         console.print(_prefix_table(curve))
         if curve.delta:
-            console.print(f"XorDelta on {curve.kind} against {tuning.before}", style="bold", highlight=False)
+            console.print(f"XorDelta on {curve.name} against {tuning.before}", style="bold", highlight=False)
             console.print(_delta_table(curve))
         for line in conclusions(curve):
             console.print(f"  {line}", highlight=False)
@@ -47,7 +47,7 @@ def conclusions(curve: Curve) -> list[str]:
         else f"{_percent(auto.encoded_bytes - best.encoded_bytes, best.encoded_bytes)} larger than that"
     )
     lines = [
-        f"Best P for {curve.kind}: {curve.best_prefix_bits} (ratio {best.ratio:.3f}). "
+        f"Best P for {curve.name}: {curve.best_prefix_bits} (ratio {best.ratio:.3f}). "
         f'"auto" has ratio {auto.ratio:.3f}, {against}; its blocks: {_shares(curve.auto_blocks)}.'
     ]
     if curve.delta:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fastcheck_dask.engine import compression
 from fastcheck_dask.engine import save as save_module
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS
@@ -21,6 +23,7 @@ from fastcheck_dask.errors import (
     TierError,
     TierFullError,
 )
+from fastcheck_dask.testing.fakes import InlineEncoder
 
 NODES = ("n0", "n1", "n2", "n3")
 
@@ -418,6 +421,25 @@ def test_save_raw_and_compressed_in_turns_load_exactly_also_from_parity(rig, sta
     assert states.same(recovered.state, states.of(1, step=step))
     # The last node has the parity.
     assert recovered.report.source == ("peers" if lost in (None, "n3") else "peers+parity")
+
+
+class SlowCodecs(InlineEncoder):
+    """Compresses a thousand times as slowly as it does, by its own account."""
+
+    @contextlib.asynccontextmanager
+    async def encoded(self, job, current, base):
+        async with super().encoded(job, current, base) as chunks:
+            seconds = 1.0 if job.compress else 1e-9
+            yield [replace(chunk, encode_seconds=seconds) for chunk in chunks]
+
+
+def test_save_by_slow_encoders_over_a_fast_link_goes_raw_by_itself(rig, states, monkeypatch):
+    monkeypatch.setattr(compression, "MEASURED_FROM_BYTES", 0)
+    run = rig(policy=CompressionPolicy("auto", 1), encoder=SlowCodecs())
+    saves = [run.save(states.of(1, step=step)) for step in range(6)]
+    assert [saved.stats.compressed for saved in saves] == [True, True, True, False, False, False]
+    assert saves[0].stats.encode_bytes_per_second < saves[0].stats.link_bytes_per_second
+    assert loads(run, states.of(1, step=5), states)
 
 
 @pytest.mark.parametrize("compressed", [True, False])

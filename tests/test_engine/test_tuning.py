@@ -177,6 +177,15 @@ def test_tune_any_float_dtype_is_measured(tmp_path, dtype):
     assert curve.delta["auto"].encoded_bytes <= 1.25 * min(m.encoded_bytes for m in curve.delta.values())
 
 
+def test_tune_dtypes_of_one_kind_are_measured_apart(tmp_path):
+    folder = folder_at(tmp_path)
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    publish(folder, 1, "t", {"master": values, "model": {"w": values.bfloat16()}})
+    curves = tuning.tune(folder).curves
+    assert [curve.name for curve in curves] == ["weights, bfloat16", "weights, float32"]
+    assert [curve.total_bytes for curve in curves] == [6000, 12_000]
+
+
 def test_tune_tensor_of_another_shape_before_has_no_delta(tmp_path):
     folder = folder_at(tmp_path)
     for generation in (1, 2):
@@ -236,8 +245,8 @@ def test_show_names_the_best_prefix_and_what_auto_took(found):
         tuning_report.show(console, found)
         text = console.export_text()
     for curve in found.curves:
-        assert re.search(rf"Best P for {curve.kind}: {curve.best_prefix_bits} \(ratio \d\.\d+\)", text)
-    assert "XorDelta on weights against step39" in text
+        assert re.search(rf"Best P for {curve.name}: {curve.best_prefix_bits} \(ratio \d\.\d+\)", text)
+    assert "XorDelta on weights, float32 against step39" in text
     assert len(re.findall(r"^ +auto +\d+\.\d{3} +\d+\.\d\d +\d+\.\d\d", text, re.MULTILINE)) == 6
 
 
