@@ -26,6 +26,8 @@ _PATIENCE_LIMIT = 96
 _PROBE_EVERY = 32
 #: How much of a mean the newest save makes up.
 _WEIGHT = 0.3
+#: Seconds for a byte, where a clock saw no time pass.
+_SHORTEST = 1e-15
 
 
 @dataclass
@@ -119,7 +121,7 @@ class CompressionPolicy:
         """Return how many times as long a compressed save takes when its encoders are the bottleneck."""
         if True not in self._encode:
             return None
-        return self._encode[True] / max(self._encode.get(False, 0.0), link * self._encoders)
+        return self._encode[True] / max(self._encode.get(False, 0.0), link * self._encoders, _SHORTEST)
 
     def _decide(self, gain: float) -> None:
         speaks_against = gain < 1 if self._raw else gain > _MARGIN

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcheck_dask.engine.compression import MEASURED_FROM_BYTES, CompressionPolicy, Meter
@@ -181,6 +181,7 @@ def test_policy_steady_world_settles_on_what_is_not_slower(encoders, encode, lin
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.booleans()), max_size=50))
+@example([(5e-324, 5e-324, True)])
 def test_policy_any_measurements_are_taken(measured):
     policy = CompressionPolicy("auto", 2)
     for encode_seconds, link_seconds, compressed in measured:
