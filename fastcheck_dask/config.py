@@ -16,6 +16,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from fastcheck_dask.errors import ConfigError
 
 OnBusy = Literal["wait", "skip", "raise"]
+Compression = Literal["auto", "always", "never"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
@@ -28,6 +29,7 @@ _FIELDS = {
     "persist_every": "persist_every",
     "local_dir": "local_dir",
     "encoders": "encoders",
+    "compression": "compression",
     "close_timeout": "close_seconds",
     "max_shards": "max_shards",
     "connect_timeout": "connect_seconds",
@@ -49,6 +51,7 @@ class Settings:
     persist_every: int
     local_dir: str | None
     encoders: int
+    compression: Compression
     close_seconds: float
     max_shards: int
     connect_seconds: float
@@ -87,6 +90,7 @@ def settings(**overrides: Any) -> Settings:
         persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
         encoders=get("encoders", "encoders", _encoders, within=(1, math.inf)),
+        compression=cast(Compression, get("compression", "compression", _compression)),
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
@@ -139,6 +143,12 @@ class _Reader:
 def _on_busy(value: Any) -> str:
     if value not in ("wait", "skip", "raise"):
         raise ValueError("'wait', 'skip' or 'raise' is wanted")
+    return str(value)
+
+
+def _compression(value: Any) -> str:
+    if value not in ("auto", "always", "never"):
+        raise ValueError("'auto', 'always' or 'never' is wanted")
     return str(value)
 
 

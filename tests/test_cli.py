@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcheck_dask import cli
+from fastcheck_dask import FastCheckManager, cli
 from fastcheck_dask.errors import ConfigError, TierError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.version import __version__
@@ -124,6 +125,66 @@ def test_demo_out_is_a_file_has_status_2(tmp_path):
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(cli.main, ["demo", "--out", str(tmp_path / "file")])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """A folder with two checkpoints of floats."""
+    values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    with FastCheckManager(tmp_path / "ckpts", local_dir=tmp_path / "shm", encoders=1) as manager:
+        for step in (1, 2):
+            manager.save_async({"w": values * (1 + step * 1e-6)}, tag=f"step{step}").wait("object")
+    return tmp_path / "ckpts"
+
+
+def test_tune_prints_the_curve_and_draws_it(checkpoints, tmp_path):
+    png = tmp_path / "curve.png"
+    result = CliRunner().invoke(cli.main, ["tune", str(checkpoints), "--plot", str(png)])
+    assert result.exit_code == 0, result.output
+    assert "Best P for weights" in result.output
+    assert "XorDelta on weights, float32 against step1" in result.output
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tune_while_the_run_goes_on_disturbs_nothing(tmp_path):
+    values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    with FastCheckManager(tmp_path / "ckpts", local_dir=tmp_path / "shm", encoders=1) as manager:
+        manager.save_async({"w": values}, tag="a").wait("object")
+        result = CliRunner().invoke(cli.main, ["tune", str(tmp_path / "ckpts"), "--tag", "a"])
+        assert (result.exit_code, "Checkpoint a" in result.output) == (0, True)
+        manager.save_async({"w": values + 1}, tag="b").wait("object")
+        assert manager.load()["w"].tobytes() == (values + 1).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["nowhere"], 2, "nowhere"),
+        (["."], 1, "no committed checkpoint"),
+        ([".", "--tag", "no/slash"], 2, "no/slash"),
+        ([".", "--sample", "some"], 2, "some"),
+    ],
+)
+def test_tune_bad_argument_is_one_line(tmp_path, monkeypatch, arguments, status, said):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.main, ["tune", *arguments])
+    assert (result.exit_code, result.stderr.count("\n")) == (status, 1)
+    assert said in result.stderr
+
+
+def test_tune_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastcheck_dask.engine.tuning_plot", None)
+    result = CliRunner().invoke(cli.main, ["tune", str(tmp_path), "--plot", "x.png"])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "pip install matplotlib" in result.stderr
+
+
+def test_tune_plot_that_cannot_be_written_is_one_line(checkpoints, tmp_path):
+    result = CliRunner().invoke(
+        cli.main, ["tune", str(checkpoints), "--plot", str(tmp_path / "no" / "x.png")]
+    )
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "cannot be written" in result.stderr
 
 
 @pytest.mark.parametrize("group", [cli.main, cli.dask_group])

@@ -22,6 +22,7 @@ def test_settings_defaults_are_those_of_the_packaged_file():
     found = settings()
     assert found.chunk_bytes == 8 * 2**20 or found.chunk_bytes == 8_000_000
     assert (found.on_busy, found.persist_every, found.local_dir) == ("wait", 1, None)
+    assert found.compression == "auto"
     assert found.encoders == max(1, os.cpu_count() - 1)
     assert (found.close_seconds, found.max_shards, found.connect_seconds) == (120.0, 3, 2.0)
     assert (found.floor_bytes_per_second, found.grace_seconds) == (10e6, 2.0)
@@ -40,7 +41,9 @@ def test_settings_configuration_wins_over_defaults_and_override_over_both():
 
 def test_settings_override_by_field_or_option_name_is_the_same():
     for option, field in _FIELDS.items():
-        value = {"on_busy": "skip", "local_dir": "/x", "chunk_bytes": 4096}.get(option, 5)
+        value = {"on_busy": "skip", "local_dir": "/x", "chunk_bytes": 4096, "compression": "never"}.get(
+            option, 5
+        )
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
         assert getattr(by_option, field) == value
@@ -77,6 +80,8 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("encoders", 1.5),
         ("close_timeout", "-1 s"),
         ("close_timeout", "soon"),
+        ("compression", "sometimes"),
+        ("compression", True),
         ("max_shards", 0),
         ("connect_timeout", 0),
         ("connect_timeout", float("nan")),

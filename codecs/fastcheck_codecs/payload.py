@@ -149,6 +149,37 @@ def encode_into(raw: Bytes, plan: Plan, *, out: Bytes) -> int:
     return position
 
 
+def encode_raw_into(raw: Any, out: Any, *, dtype: str) -> int:
+    """Write a full payload without looking for anything to compress, at little more than the cost of a copy.
+
+    Parameters
+    ----------
+    raw : buffer
+        Contiguous, of any dtype.
+    out : buffer
+        Of at least ``max_encoded_nbytes`` bytes; receives the payload, which either codec decodes.
+    dtype : str
+        True dtype of the data, for the header.
+
+    Returns
+    -------
+    int
+        The bytes used. Blocks of zeros take none.
+
+    Raises
+    ------
+    CodecError
+        As :func:`encode_into` does.
+    """
+    plan = Plan(codec=CodecId.PREFIX_INDEX, word_type=dtypes.by_name(dtype), coder=_store)
+    return encode_into(as_bytes(raw), plan, out=as_bytes(out))
+
+
+def _store(_sink: Sink, _words: Words) -> None:
+    """Have a block stored as it is."""
+    raise NoRoomError
+
+
 def _check_room(raw: Bytes, base: Bytes | None, out: Bytes) -> None:
     if base is not None and base.size != raw.size:
         raise CodecError(f"the base has {base.size} bytes, the data {raw.size}")

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
     results: list[list[Any]] = []
     for dtype, nbytes, pieces, base_pieces in message["tasks"]:
         assert base is not None or base_pieces is None
+        started = time.perf_counter()
         out = arena[at : at + max_encoded_nbytes(nbytes)]
         payload = encoder.encode(
             (current, tuple(map(tuple, pieces))),
@@ -42,8 +44,10 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
             dtype=dtype,
             nbytes=nbytes,
             out=out,
+            compress=message["compress"],
         )
-        results.append([at, payload.nbytes, payload.digest, payload.crc32c])
+        took = time.perf_counter() - started
+        results.append([at, payload.nbytes, payload.digest, payload.crc32c, took])
         at += payload.nbytes
     return {"id": message["id"], "results": results}
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
@@ -46,10 +47,18 @@ class EncoderPool:
 
     Belongs to one event loop. There is one window more than processes, so that one job can be sent while the
     next is encoded.
+
+    Parameters
+    ----------
+    count : int
+        How many processes.
+    compress : bool
+        If False no job is compressed, whatever it says itself.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, compress: bool = True) -> None:
         self._count = count
+        self._compress = compress
         self._idle: asyncio.Queue[_Process] = asyncio.Queue()
         self._windows: asyncio.Queue[int] = asyncio.Queue()
         self._processes: list[_Process] = []
@@ -142,6 +151,7 @@ class EncoderPool:
                     "arena_bytes": self._arena.size,
                     "current": str(current),
                     "base": None if base is None else str(base),
+                    "compress": self._compress and job.compress,
                     "tasks": [[t.dtype, t.nbytes, t.current, t.base] for t in job.tasks],
                 }
             )
@@ -161,9 +171,10 @@ class EncoderPool:
         self._idle.put_nowait(process)
         if "error" in reply:
             raise from_wire(reply["error"])
-        return [self._chunk(t, *r) for t, r in zip(job.tasks, reply["results"], strict=True)]
+        return [self._chunk(t, r) for t, r in zip(job.tasks, reply["results"], strict=True)]
 
-    def _chunk(self, task: Task, at: int, nbytes: int, digest: str, crc32c: int) -> EncodedChunk:
+    def _chunk(self, task: Task, result: list[Any]) -> EncodedChunk:
+        at, nbytes, digest, crc32c, seconds = result
         return EncodedChunk(
             key=task.key,
             shard=task.shard,
@@ -172,6 +183,7 @@ class EncoderPool:
             digest=digest,
             crc32c=crc32c,
             payload=self._arena[at : at + nbytes],
+            encode_seconds=seconds,
         )
 
     async def _replace(self, process: _Process) -> None:

@@ -19,6 +19,7 @@ from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, publish
 from fastcheck_dask.engine.save_objects import save_to_objects
@@ -76,8 +77,15 @@ class SaveService:
         local = LocalTier(config.run, Path(settings.local_dir) if settings.local_dir else None)
         self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
         self._folder = CheckpointFolder(open_store(config.location))
-        self._encoders = EncoderPool(settings.encoders)
-        self._saver = PeerSaver(config.run, coordinator, claim, self._encoders, self._client)
+        self._encoders = EncoderPool(settings.encoders, compress=settings.compression != "never")
+        self._saver = PeerSaver(
+            config.run,
+            coordinator,
+            claim,
+            self._encoders,
+            self._client,
+            compression=CompressionPolicy(settings.compression, settings.encoders),
+        )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, self._client)
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
@@ -180,6 +188,9 @@ class SaveService:
                     "nodes": list(stats.nodes),
                     "degraded": stats.degraded,
                     "save_seconds": stats.seconds,
+                    "compressed": stats.compressed,
+                    "encode_bytes_per_second": stats.encode_bytes_per_second,
+                    "link_bytes_per_second": stats.link_bytes_per_second,
                 },
             }
         )
@@ -267,6 +278,7 @@ class SaveService:
             seal=seal,
             degraded=choice.degraded,
         )
+        saved.stats.compressed = self._config.settings.compression != "never"
         record = await publish(self._coordinator, saved.record, self._claim)
         await asyncio.to_thread(self._coordinator.mark_persisted, record.run, record.generation, record.token)
         return saved

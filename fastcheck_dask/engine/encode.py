@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller
+from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller, encode_raw_into
 
 from fastcheck_dask.engine.plan import Piece
 from fastcheck_dask.layout.parity import combine
@@ -48,6 +48,7 @@ class TaskEncoder:
         dtype: str,
         nbytes: int,
         out: Bits,
+        compress: bool = True,
     ) -> Payload:
         """Encode one task into `out`.
 
@@ -61,10 +62,14 @@ class TaskEncoder:
             Raw bytes of the chunk.
         out : ndarray of uint8
             At least ``max_encoded_nbytes(nbytes)`` long; receives the payload.
+        compress : bool
+            If False the payload is whole and as long as the bits, which takes little more than a copy.
         """
         raw = self._bits(0, *current, nbytes)
         is_parity = len(current[1]) > 1
-        if base is None:
+        if not compress:
+            length = encode_raw_into(raw, out, dtype=dtype)
+        elif base is None:
             length = PrefixIndex(dtype=dtype).encode_into(raw, out)
         else:
             before = self._bits(1, *base, nbytes)

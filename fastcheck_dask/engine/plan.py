@@ -56,6 +56,8 @@ class Job:
     """Tasks that are encoded together and sent together: a run of stripes."""
 
     tasks: tuple[Task, ...]
+    #: False: the chunks are stored as they are, whole.
+    compress: bool = True
 
     @property
     def raw_bytes(self) -> int:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +20,16 @@ from fastcheck_codecs import is_delta
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.engine.compression import CompressionPolicy, Meter
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import Content, Job, jobs_for_peers
-from fastcheck_dask.errors import CommitConflictError, CoordinationError, FencedError, StaleBaseError
+from fastcheck_dask.errors import (
+    CommitConflictError,
+    CoordinationError,
+    FencedError,
+    NodeFullError,
+    StaleBaseError,
+)
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.placement.policy import Choice
@@ -48,6 +56,8 @@ class EncodedChunk:
     digest: str
     crc32c: int
     payload: Bits
+    #: What encoding it took one process.
+    encode_seconds: float = 0.0
 
     @property
     def descriptor(self) -> Descriptor:
@@ -111,6 +121,11 @@ class SaveStats:
     nodes: tuple[str, ...] = ()
     degraded: str | None = None
     seconds: float = 0.0
+    #: False: the chunks went raw and whole, because the links are faster than the encoders or by setting.
+    compressed: bool = True
+    #: Raw bytes that one encoder process took in a second, and bytes that all nodes together took.
+    encode_bytes_per_second: float | None = None
+    link_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +148,10 @@ class PeerSaver:
         claim: RunClaim,
         encoder: Encoder,
         client: Callable[[str, str], PeerClient],
+        *,
+        compression: CompressionPolicy | None = None,
     ) -> None:
+        self._compression = compression or CompressionPolicy("always", 1)
         self._run = run
         self._coordinator = coordinator
         self._claim = claim
@@ -178,6 +196,30 @@ class PeerSaver:
             The coordinator did not answer for `COMMIT_PATIENCE` seconds. Whether the commit happened is found
             out by asking for `latest` before the next save.
         """
+        attempt = partial(
+            self._save, snapshot, choice, latest=latest, base=base, generation=generation, seal=seal
+        )
+        if self._compression.compresses(snapshot.raw_bytes):
+            return await attempt(compress=True)
+        try:
+            return await attempt(compress=False)
+        except NodeFullError as error:
+            if not self._compression.refuse_raw():
+                raise
+            log.warning("generation %d is compressed after all: %s", generation, error)
+            return await attempt(compress=True)
+
+    async def _save(
+        self,
+        snapshot: Snapshot,
+        choice: Choice,
+        *,
+        latest: CommitRecord | None,
+        base: Base | None,
+        generation: int,
+        seal: Callable[[bytes], None],
+        compress: bool,
+    ) -> Saved:
         if base is not None and (latest is None or base.manifest.token != latest.token):
             base = None
         layout = _layout(snapshot, choice, base)
@@ -187,10 +229,17 @@ class PeerSaver:
         try:
             try:
                 whole = await attempt.begin(layout, generation, latest)
-                jobs = list(
-                    jobs_for_peers(content, base.content if base else None, whole, budget_bytes=JOB_BYTES)
+                # What goes raw goes whole. The stripes are those of the base in any case.
+                before = base if compress else None
+                jobs = [
+                    replace(job, compress=compress)
+                    for job in jobs_for_peers(
+                        content, before.content if before else None, whole, budget_bytes=JOB_BYTES
+                    )
+                ]
+                await send_jobs(
+                    self._encoder, jobs, attempt.put, snapshot.slot, before.slot if before else None
                 )
-                await send_jobs(self._encoder, jobs, attempt.put, snapshot.slot, base.slot if base else None)
                 manifest = manifest_of(
                     self._run, generation, snapshot, attempt.digests, choice=choice, layout=layout
                 )
@@ -210,6 +259,10 @@ class PeerSaver:
             await attempt.announce(generation)
         finally:
             await attempt.close()
+        self._compression.observe(attempt.meter, compressed=compress)
+        attempt.stats.compressed = compress
+        attempt.stats.encode_bytes_per_second = attempt.meter.encode_bytes_per_second
+        attempt.stats.link_bytes_per_second = attempt.meter.link_bytes_per_second
         return Saved(record, manifest, data, attempt.stats)
 
 
@@ -269,6 +322,7 @@ class _Attempt:
         self._names = tuple(node.name for node in choice.nodes)
         self._clients = clients
         self.digests: dict[str, str] = {}
+        self.meter = Meter()
         self.stats = SaveStats(raw_bytes=snapshot.raw_bytes, nodes=self._names, degraded=choice.degraded)
 
     async def begin(self, layout: Layout, generation: int, latest: CommitRecord | None) -> Collection[str]:
@@ -305,15 +359,17 @@ class _Attempt:
         for chunk in chunks:
             by_shard.setdefault(chunk.shard, []).append(chunk)
             self.digests[chunk.key] = chunk.digest
-        await together(
-            self._clients[shard].put(
-                run=self._run,
-                token=self._token,
-                chunks=[chunk.descriptor for chunk in group],
-                frames=[chunk.payload for chunk in group],
+            self.meter.encoded(chunk.raw_nbytes, chunk.encode_seconds)
+        with self.meter.sending(sum(chunk.payload.nbytes for chunk in chunks)):
+            await together(
+                self._clients[shard].put(
+                    run=self._run,
+                    token=self._token,
+                    chunks=[chunk.descriptor for chunk in group],
+                    frames=[chunk.payload for chunk in group],
+                )
+                for shard, group in by_shard.items()
             )
-            for shard, group in by_shard.items()
-        )
         self.stats.chunks += len(chunks)
         self.stats.deltas += sum(is_delta(chunk.payload) for chunk in chunks)
         self.stats.sent_bytes += sum(chunk.payload.nbytes for chunk in chunks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -375,12 +376,13 @@ class InlineEncoder:
         self.jobs.append(job)
         now = Slot(current, readonly=True).data
         before = None if base is None else Slot(base, readonly=True).data
-        chunks = [self._encode(task, now, before) for task in job.tasks]
+        chunks = [self._encode(task, now, before, compress=job.compress) for task in job.tasks]
         yield chunks
         for chunk in chunks:
             chunk.payload[:] = 0xEE
 
-    def _encode(self, task: Task, now: Bits, before: Bits | None) -> EncodedChunk:
+    def _encode(self, task: Task, now: Bits, before: Bits | None, *, compress: bool) -> EncodedChunk:
+        started = time.perf_counter()
         out = np.empty(max_encoded_nbytes(task.nbytes), np.uint8)
         payload = self._encoder.encode(
             (now, task.current),
@@ -388,6 +390,7 @@ class InlineEncoder:
             dtype=task.dtype,
             nbytes=task.nbytes,
             out=out,
+            compress=compress,
         )
         return EncodedChunk(
             key=task.key,
@@ -397,4 +400,5 @@ class InlineEncoder:
             digest=payload.digest,
             crc32c=payload.crc32c,
             payload=out[: payload.nbytes],
+            encode_seconds=time.perf_counter() - started,
         )

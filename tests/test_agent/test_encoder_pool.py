@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastcheck_codecs import PrefixIndex, XorDelta, checksum
+from fastcheck_codecs import PrefixIndex, XorDelta, checksum, is_delta
 
 from fastcheck_dask.agent import encoder_pool
 from fastcheck_dask.agent.encoder_pool import EncoderPool
@@ -38,9 +38,9 @@ def task(offset: int = 0, nbytes: int = NBYTES, *, delta: bool = False) -> Task:
     return Task(f"w/c/{offset}", 0, "float32", nbytes, pieces, pieces if delta else None)
 
 
-def run(test: Callable[[EncoderPool], Awaitable[None]], count: int = 1) -> None:
+def run(test: Callable[[EncoderPool], Awaitable[None]], count: int = 1, *, compress: bool = True) -> None:
     async def main() -> None:
-        pool = EncoderPool(count)
+        pool = EncoderPool(count, compress=compress)
         await pool.start()
         try:
             async with asyncio.timeout(60):
@@ -77,6 +77,26 @@ def test_encoded_payloads_decode_to_what_the_slots_hold(slots: tuple[Slot, Slot]
             assert found.tobytes() == bits.tobytes()
 
     run(test)
+
+
+@pytest.mark.parametrize(("of_pool", "of_job"), [(False, True), (True, False), (True, True)])
+def test_encoded_raw_if_pool_or_job_says_so(slots: tuple[Slot, Slot], of_pool: bool, of_job: bool) -> None:
+    current, base = slots
+    current.data[:NBYTES] = base.data[:NBYTES]
+
+    async def test(pool: EncoderPool) -> None:
+        job = Job((task(delta=True),), compress=of_job)
+        await pool.prepare([job])
+        async with pool.encoded(job, current.path, base.path) as (chunk,):
+            raw = not (of_pool and of_job)
+            assert is_delta(chunk.payload) is not raw
+            assert (chunk.payload.nbytes > NBYTES) is raw
+            found = XorDelta(base=base.data[:NBYTES], dtype="float32").decode(chunk.payload)
+            assert found.tobytes() == current.data[:NBYTES].tobytes()
+            assert chunk.digest == digest(current.data[:NBYTES])
+            assert chunk.encode_seconds > 0
+
+    run(test, compress=of_pool)
 
 
 def test_encoded_more_jobs_than_windows_all_come(slots: tuple[Slot, Slot]) -> None:

@@ -34,13 +34,16 @@ class Rig:
     """Saves and loads as the agent and the manager do, step by step."""
 
     def __init__(self, folder: Path, *, nodes: int = 4, chunk_bytes: int = 4096, **options: Any) -> None:
+        policy, encoder = options.pop("policy", None), options.pop("encoder", None)
         self.nodes = FakeNodes(nodes, **options)
         self.coordinator = FakeCoordinator()
         self.claim = self.coordinator.claim(RUN, "test")
         self.local = LocalTier(RUN, folder / "shm")
         self.folder = CheckpointFolder(open_store(str(folder / "objects")))
-        self.encoder = InlineEncoder()
-        self.saver = PeerSaver(RUN, self.coordinator, self.claim, self.encoder, self.nodes.client)
+        self.encoder = encoder or InlineEncoder()
+        self.saver = PeerSaver(
+            RUN, self.coordinator, self.claim, self.encoder, self.nodes.client, compression=policy
+        )
         self.persister = Persister(
             str(folder / "objects"), self.folder, self.encoder, self.coordinator, self.nodes.client
         )

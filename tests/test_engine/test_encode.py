@@ -13,9 +13,9 @@ from fastcheck_dask.engine.encode import TaskEncoder, digest
 from fastcheck_dask.layout.parity import combine
 
 
-def encode(encoder, current, base, *, dtype="float32", nbytes):
+def encode(encoder, current, base, *, dtype="float32", nbytes, **options):
     out = np.full(max_encoded_nbytes(nbytes) + 8, 0xAA, np.uint8)
-    payload = encoder.encode(current, base, dtype=dtype, nbytes=nbytes, out=out[:-8])
+    payload = encoder.encode(current, base, dtype=dtype, nbytes=nbytes, out=out[:-8], **options)
     assert (out[-8:] == 0xAA).all()
     return payload, out[: payload.nbytes]
 
@@ -65,6 +65,22 @@ def test_encode_similar_bits_choose_delta_and_foreign_ones_whole():
     assert delta.size < current.size // 4
     assert not is_delta(alone)
     assert alone.size < current.size
+
+
+@pytest.mark.parametrize("parity", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_encode_without_compression_is_whole_raw_and_described(parity, dtype):
+    slot, old = floats(1, 20_001), floats(2, 20_001)
+    pieces = ((0, 40_001), (40_001, 40_003)) if parity else ((3, 40_003),)
+    want = combine((slot[o : o + n] for o, n in pieces), np.empty(40_003, np.uint8))
+    described, payload = encode(
+        TaskEncoder(), (slot, pieces), (old, pieces), dtype=dtype, nbytes=40_003, compress=False
+    )
+    assert not is_delta(payload)
+    assert 40_003 <= payload.size <= 40_003 * 1.001 + 64
+    assert PrefixIndex().decode(payload).tobytes() == want.tobytes()
+    assert described.digest == digest(want)
+    assert described.crc32c == checksum(payload)
 
 
 def test_encode_parity_with_base_is_always_an_xor_delta():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 
 from fastcheck_dask import FastCheckManager
 from fastcheck_dask.errors import (
@@ -62,6 +63,19 @@ def test_save_view_of_large_tensor_stores_the_view(make: Any) -> None:
     assert handle.stats["raw_bytes"] == 4000
     assert handle.stats["sent_bytes"] < 5000
     assert torch.equal(manager.load()["v"], big[10:1010])
+
+
+@pytest.mark.parametrize("compression", ["auto", "always", "never"])
+def test_save_compression_is_as_set_and_told(make: Any, compression: str) -> None:
+    zeros_and_ones = np.arange(100_000, dtype=np.int64) % 2
+    manager = make(compression=compression)
+    handle = manager.save_async({"w": zeros_and_ones}, "a").wait("object")
+    assert handle.stats["compressed"] is (compression != "never")
+    assert (handle.stats["sent_bytes"] >= zeros_and_ones.nbytes) is (compression == "never")
+    assert handle.stats["encode_bytes_per_second"] is None
+    manager.close()
+    assert make().load()["w"].tobytes() == zeros_and_ones.tobytes()
+    assert (zarr.open_group(manager.path("a"), mode="r")["w"][:] == zeros_and_ones).all()
 
 
 def test_save_many_small_chunks_comes_back(make: Any) -> None:

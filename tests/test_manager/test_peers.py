@@ -52,6 +52,28 @@ def test_save_to_peers_next_is_delta_and_loads_without_local_memory(
     assert again.load()["w"].tobytes() == changed.tobytes()
 
 
+def test_save_raw_to_peers_tells_its_rates_and_loads_after_deltas(
+    make: Any, kit: Any, tmp_path: Path, cluster: StorageCluster
+) -> None:
+    options: dict[str, Any] = {"coordinator": cluster.coordinator, "num_shards": 3, "chunk_bytes": 2**16}
+    weights = kit.noise(1, 2**18)
+    for number, compression in enumerate(("never", "always", "never")):
+        manager = make(**options, compression=compression)
+        manager.load()
+        weights[::500] += 1
+        handle = manager.save_async({"w": weights, "n": number}, f"t{number}").wait("peers")
+        assert handle.stats["compressed"] is (compression == "always")
+        assert (handle.stats["deltas"] > 0) is (compression == "always")
+        assert handle.stats["encode_bytes_per_second"] > 1e6
+        assert handle.stats["link_bytes_per_second"] > 1e5
+        handle.wait("object")
+        manager.close()
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    again = make(**options)
+    assert again.load()["w"].tobytes() == weights.tobytes()
+    assert again.last_load.source == "peers"
+
+
 def test_delta_of_special_values_is_exact_both_ways(
     make: Any, kit: Any, tmp_path: Path, cluster: StorageCluster
 ) -> None:
