@@ -57,7 +57,11 @@ def main() -> None:
         empty = [resident_bytes(pid) for pid in pids]
         local = Path("/dev/shm") / f"fastcheck-bench-{os.getpid()}"
         with FastCheckManager(
-            f"{name}/ckpts", coordinator=cluster.coordinator, local_dir=local, num_shards=NODES - 1
+            f"{name}/ckpts",
+            coordinator=cluster.coordinator,
+            local_dir=local,
+            num_shards=NODES - 1,
+            compression="always",
         ) as manager:
             agent = _agent()
             trainer_before = resident_bytes(os.getpid())

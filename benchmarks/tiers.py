@@ -38,6 +38,8 @@ def measure(shards: int, training: Training) -> tuple[list[str], list[str]]:
             "coordinator": cluster.coordinator,
             "num_shards": shards,
             "local_dir": f"{name}/local",
+            # A fast link would otherwise have large saves go raw, and the bytes depend on the machine.
+            "compression": "always",
         }
         file = Path(name) / "torch.pt"
         with FastCheckManager(f"{name}/ckpts", **options) as manager:
