@@ -26,6 +26,8 @@ BOOL = np.dtype(np.bool_)
 UNSIGNED: dict[int, np.dtype[Any]] = {1: U8, 2: U16, 4: np.dtype("<u4"), 8: U64}
 SIGNED: dict[int, np.dtype[Any]] = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
 
+#: What a fingerprint looks at: the first so many bytes of each so many.
+_LOOK_NBYTES, _PAGE_NBYTES = 64, 4096
 #: Raw bytes in one independent block.
 BLOCK_NBYTES = 1 << 21
 
@@ -80,6 +82,16 @@ def as_bytes(buf: Any) -> Bytes:
 def checksum(buf: Any) -> int:
     """Compute the crc32c of a contiguous buffer of any dtype; an unsigned 32-bit number."""
     return int(google_crc32c.value(as_bytes(buf)))
+
+
+def fingerprint(data: Bytes) -> int:
+    """Compute the crc32c of the first 64 bytes of each full 4 KiB; its lower 24 bits.
+
+    It tells other contents, of which nearly all bits differ, at a sixtieth of what a checksum costs.
+    """
+    full = data.size - data.size % _PAGE_NBYTES
+    pages = data[:full].reshape(-1, _PAGE_NBYTES)
+    return checksum(np.ascontiguousarray(pages[:, :_LOOK_NBYTES])) & 0xFFFFFF
 
 
 class Checksum:
