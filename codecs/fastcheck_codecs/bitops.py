@@ -120,7 +120,9 @@ def _as_signed(words: Words, signed: bool) -> npt.NDArray[Any]:
     return words.view(SIGNED[words.itemsize]) if signed else words
 
 
-def take_pair(words: Words, position: int, *, out: npt.NDArray[np.uint16], signed: bool = False) -> None:
+def take_pair(
+    words: Words, position: int, *, out: npt.NDArray[np.uint16], signed: bool = False, plain: int = 0
+) -> None:
     """Copy digit `position`, of 16 bits, of each word to `out`.
 
     Parameters
@@ -132,13 +134,16 @@ def take_pair(words: Words, position: int, *, out: npt.NDArray[np.uint16], signe
     signed : bool
         Whether digits are balanced: -32768 to 32767, in two's complement. Then a lower digit below zero
         adds one to that above it.
+    plain : int
+        So many of the lowest digits are not balanced in any case.
     """
     source = words
     if position:
         source = SCRATCH.room("spare", words.size, words.dtype)
         shift = words.dtype.type(16 * position)
-        if signed:
-            carry = words.dtype.type(int.from_bytes(b"\0\x80" * position, "little"))
+        if signed and position > plain:
+            digits = b"\0\0" * plain + b"\0\x80" * (position - plain)
+            carry = words.dtype.type(int.from_bytes(digits, "little"))
             np.add(words, carry, out=source)
             np.right_shift(source, shift, out=source)
         else:

@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """Everything that stands before the blocks; sizes in bytes, checksums crc32c, the fingerprint of 24 bits."""
+    """Everything that stands before the blocks; sizes in bytes, checksums crc32c."""
 
     kind: Kind
     codec: CodecId

@@ -28,8 +28,8 @@ from fastcheck_codecs.sections import SMALL, Mode, Section, Sink, Source, expand
 _UNIFORM = 1 / 256
 #: Chance that two bytes of a plane are equal, below which entropy coding does not pay for its time: a
 #: quarter bit of a wide word, that is 1 % of it, costs a fifth of all the time that the word takes.
-_NOISE = {1: 1.06 * _UNIFORM, 2: 1.15 * _UNIFORM, 4: 1.4 * _UNIFORM, 8: 1.4 * _UNIFORM}
-_SAMPLE_COUNT = 2048
+_NOISE = {1: 1.06 * _UNIFORM, 2: 1.15 * _UNIFORM, 4: 1.5 * _UNIFORM, 8: 1.5 * _UNIFORM}
+_SAMPLE_COUNT = 1536
 #: One byte in so many other than zero, below which a list of them is smaller and decodes faster than packing.
 _SPARSE_SHARE = 8
 #: Shares of values that fit the pattern, from which packing is worth the time that its escapes cost.
@@ -38,6 +38,8 @@ _NIBBLES_FIT = 0.95
 #: The same for nibbles where bytes are equal as often as this: zstd codes such planes badly.
 _NIBBLES_FIT_FEW, _FEW = 0.85, 0.18
 
+#: Chance that two bytes are equal below which it does not matter whether a plane is centred around zero.
+_WIDE = 0.2
 #: Share of bytes near zero below which a plane cannot be sparse.
 _DENSE = 0.5
 #: Whether a byte is -1, 0 or 1; one of 0 to 14; one of -7 to 7.
@@ -107,7 +109,7 @@ UNKNOWN = Traits(collisions=1, quads=0, upward=0, around=0)
 
 
 def pick(words: Words) -> Words:
-    """Copy about 2048 words, evenly spread: the sample that decisions are made from."""
+    """Copy about 1500 words, evenly spread: the sample that decisions are made from."""
     # An odd step meets no even period.
     return words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
 
@@ -134,6 +136,11 @@ def survey(words: Words, *, signed: bool = False) -> list[Traits]:
     if signed:
         balance(sample)
     return traits_of(histogram(sample), sample.size)
+
+
+def is_noise(traits: Traits, width: int) -> bool:
+    """Say whether a plane of words of `width` bytes is better stored as it is."""
+    return traits.collisions < _NOISE[width]
 
 
 def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None, *, width: int = 1) -> None:
@@ -168,7 +175,7 @@ def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None, *, width: 
     elif packing := traits.packing:
         put_packed(sink, plane, packing[0], lowest=packing[1])
     else:
-        _put_bytes(sink, plane, noise=traits.collisions < _NOISE[width])
+        _put_bytes(sink, plane, noise=is_noise(traits, width))
 
 
 def _put_bytes(sink: Sink, plane: Bytes, *, noise: bool) -> None:
@@ -230,17 +237,16 @@ def put_halves(
 
 
 def get_pair(
-    source: Source, *, room: npt.NDArray[np.uint16], signed: bool = False
+    source: Source, first: Section, *, room: npt.NDArray[np.uint16], signed: bool = False
 ) -> npt.NDArray[np.uint16] | None:
-    """Read what `put_pairs` or `put_halves` wrote.
+    """Read what `put_pairs` or `put_halves` wrote; `first` is its first section.
 
     Returns
     -------
     ndarray of uint16, shape (n,), optional
         `room`, or the data of the section themselves; None where every value is zero.
     """
-    first = source.section()
-    if first.mode is Mode.PAIR:
+    if first.mode in (Mode.PAIR, Mode.PLAIN):
         if first.data.size != 2 * room.size:
             raise CodecError(f"damaged section: pair of {first.data.size} bytes for {room.size} values")
         return first.data.view(U16)
@@ -289,14 +295,18 @@ def put_pairs(
         return
     width = words.itemsize
     traits = traits or survey(words, signed=signed)
+    plain = 0
     for position in range(pairs):
-        both = traits[2 * position : 2 * position + 2]
-        if words.size >= SMALL and all(plane.collisions < _NOISE[width] for plane in both):
-            section = sink.section(Mode.PAIR, 2 * words.size)
-            take_pair(words, position, out=section.view(U16), signed=signed)
+        both, above = traits[2 * position : 2 * position + 2], traits[2 * position + 2 : 2 * position + 3]
+        if words.size >= SMALL and all(is_noise(plane, width) for plane in both):
+            # Carries are one more pass over all words; they matter where the next digit is small.
+            free = signed and position == plain and all(plane.collisions < _WIDE for plane in above)
+            plain += free
+            section = sink.section(Mode.PLAIN if free else Mode.PAIR, 2 * words.size)
+            take_pair(words, position, out=section.view(U16), signed=signed, plain=plain)
         else:
             pair = SCRATCH.room("pair", words.size, U16)
-            take_pair(words, position, out=pair, signed=signed)
+            take_pair(words, position, out=pair, signed=signed, plain=plain)
             put_halves(sink, pair, both, signed=signed, width=width)
 
 
@@ -317,8 +327,9 @@ def get_pairs(source: Source, pairs: int, *, out: Words, signed: bool = False) -
     if pairs == 0:
         out[:] = 0
     for position in range(pairs):
-        pair: Any = get_pair(source, room=room, signed=signed)
+        first = source.section()
+        pair: Any = get_pair(source, first, room=room, signed=signed)
         if pair is not None:
-            give_pair(out, position, pair=pair, signed=signed)
+            give_pair(out, position, pair=pair, signed=signed and first.mode is not Mode.PLAIN)
         elif position == 0:
             out[:] = 0

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastcheck_codecs.bitops import (
+    BOOL,
     SCRATCH,
+    SIGNED,
     U8,
     U16,
     Bytes,
@@ -23,8 +25,20 @@ from fastcheck_codecs.bitops import (
     unpack_bits,
 )
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.planes import UNKNOWN, get_pair, get_pairs, get_plane, put_halves, put_pairs, put_plane
-from fastcheck_codecs.sections import Sink, Source
+from fastcheck_codecs.planes import (
+    UNKNOWN,
+    get_pair,
+    get_pairs,
+    get_plane,
+    histogram,
+    is_noise,
+    pick,
+    put_halves,
+    put_pairs,
+    put_plane,
+    traits_of,
+)
+from fastcheck_codecs.sections import Mode, Sink, Source
 
 #: Values that share one reference exponent.
 ROW = 1024
@@ -34,6 +48,7 @@ _ROW_STEP = 11
 ABOVE_MEAN = 5
 
 _COUNT = struct.Struct("<I")
+I16 = SIGNED[2]
 
 Pair = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
@@ -77,10 +92,10 @@ def _below(exponents: Numbers, reference: Numbers, *, out: Numbers) -> None:
 
 
 def _get_numbers(source: Source, *, room: Numbers) -> Numbers:
-    """Read a plane, or a pair where numbers have 16 bits; the result may be `room` or a view of the source."""
+    """Read a plane or a pair, as numbers are wide; the result may be `room` or a view of the source."""
     if room.dtype == U8:
         return get_plane(source.section(), room=room.view(U8))
-    numbers = get_pair(source, room=room)
+    numbers = get_pair(source, source.section(), room=room)
     if numbers is None:
         room[:] = 0
         return room
@@ -120,25 +135,22 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     moments whatever its size; the exponent alone, relative to its neighbourhood, saves 5. Its distances
     nearly always fit four bits, and are packed two to a byte.
     """
-    count = words.size
-    put_pairs(sink, words, words.itemsize // 2 - 1)
+    count, position = words.size, words.itemsize // 2 - 1
+    sample = pick(words)
+    put_pairs(sink, words, position, traits=traits_of(histogram(sample), sample.size))
     top = SCRATCH.room("pair", count, U16)
-    take_pair(words, words.itemsize // 2 - 1, out=top)
+    take_pair(words, position, out=top)
     field = SCRATCH.room("spare", count, U16)
     exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
     np.right_shift(top, np.uint16(15 - exponent_bits), out=field)
     if exponent_bits != 8:  # the cast to 8 bits drops the sign
         np.bitwise_and(field, np.uint16((1 << exponent_bits) - 1), out=field)
     np.copyto(exponents, field, casting="unsafe")
-    np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
     if exponent_bits < 8:
+        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
         put_halves(sink, top, width=words.itemsize)
     else:
-        np.right_shift(top, np.uint16(8), out=field)
-        np.bitwise_or(top, field, out=top)
-        rest = SCRATCH.room("low", count)
-        np.copyto(rest, top, casting="unsafe")
-        put_plane(sink, rest, width=words.itemsize)
+        _put_rest(sink, top, (sample >> (16 * position)).astype(U16), exponent_bits=exponent_bits)
     reference = references(exponents)
     _below(exponents, reference, out=exponents)
     if exponents.dtype == U8:
@@ -147,6 +159,30 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     else:
         put_halves(sink, exponents)
         put_halves(sink, reference, (UNKNOWN, UNKNOWN))
+
+
+def _put_rest(sink: Sink, top: Pair, sample: Pair, *, exponent_bits: int) -> None:
+    """Write sign and mantissa bits of the top 16, at once to their place where they are noise."""
+    few = np.empty(sample.size, U8)
+    _narrow(sample, exponent_bits, out=few)
+    traits = traits_of(histogram(few), few.size)[0]
+    if is_noise(traits, 4):
+        _narrow(top, exponent_bits, out=sink.section(Mode.RAW, top.size))
+    else:
+        rest = SCRATCH.room("low", top.size)
+        _narrow(top, exponent_bits, out=rest)
+        put_plane(sink, rest, traits, width=4)
+
+
+def _narrow(top: Pair, exponent_bits: int, *, out: Bytes) -> None:
+    """Put the mantissa bits of the top 16 above the sign, into 8 bits."""
+    np.copyto(out, top, casting="unsafe")
+    if exponent_bits > 8:
+        np.bitwise_and(out, np.uint8((1 << (15 - exponent_bits)) - 1), out=out)
+    np.add(out, out, out=out)  # where the exponent has 8 bits, its lowest leaves at the top
+    sign = SCRATCH.room("high", top.size, BOOL)
+    np.less(top.view(I16), 0, out=sign)
+    np.bitwise_or(out, sign.view(U8), out=out)
 
 
 def get_index(source: Source, *, exponent_bits: int, out: Words) -> None:
@@ -170,13 +206,15 @@ def _get_rest(source: Source, count: int, exponent_bits: int) -> Pair:
     """Read sign and mantissa bits back to their places in the top 16; the others are zero."""
     top = SCRATCH.room("pair", count, U16)
     if exponent_bits < 8:
-        pair = get_pair(source, room=top)
+        pair = get_pair(source, source.section(), room=top)
         np.copyto(top, np.uint16(0) if pair is None else pair)
     else:
         rest: Bytes = get_plane(source.section(), room=SCRATCH.room("low", count))
+        sign = SCRATCH.room("spare", count, U16)
         np.copyto(top, rest)
-        np.multiply(top, np.uint16(0x0101), out=top)
-        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
+        np.left_shift(top, np.uint16(15), out=sign)
+        np.right_shift(top, np.uint16(1), out=top)
+        np.bitwise_or(top, sign, out=top)
     return top
 
 
