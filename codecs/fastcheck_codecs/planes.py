@@ -31,7 +31,7 @@ _UNIFORM = 1 / 256
 _NOISE = {1: 1.06 * _UNIFORM, 2: 1.15 * _UNIFORM, 4: 1.5 * _UNIFORM, 8: 1.5 * _UNIFORM}
 _SAMPLE_COUNT = 1536
 #: One byte in so many other than zero, below which a list of them is smaller and decodes faster than packing.
-_SPARSE_SHARE = 8
+_SPARSE_SHARE = 6
 #: Shares of values that fit the pattern, from which packing is worth the time that its escapes cost.
 _QUADS_FIT = 0.89
 _NIBBLES_FIT = 0.95
