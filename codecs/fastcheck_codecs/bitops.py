@@ -138,17 +138,24 @@ def take_pair(
         So many of the lowest digits are not balanced in any case.
     """
     source = words
-    if position:
+    if signed and position > plain:
+        digits = b"\0\0" * plain + b"\0\x80" * (position - plain)
         source = SCRATCH.room("spare", words.size, words.dtype)
-        shift = words.dtype.type(16 * position)
-        if signed and position > plain:
-            digits = b"\0\0" * plain + b"\0\x80" * (position - plain)
-            carry = words.dtype.type(int.from_bytes(digits, "little"))
-            np.add(words, carry, out=source)
-            np.right_shift(source, shift, out=source)
-        else:
-            np.right_shift(words, shift, out=source)
-    np.copyto(out, source, casting="unsafe")
+        np.add(words, words.dtype.type(int.from_bytes(digits, "little")), out=source)
+    shift_cast(source, 16 * position, out=out)
+
+
+def shift_cast(words: Words, count: int, *, out: Words) -> None:
+    """Shift right by `count` bits and keep the lowest bits, as many as `out` is wide.
+
+    Notes
+    -----
+    Shift and cast in one call: numpy then works in parts that stay in the cache.
+    """
+    if count:
+        np.right_shift(words, words.dtype.type(count), out=out, casting="unsafe")
+    else:
+        np.copyto(out, words, casting="unsafe")
 
 
 def give_pair(words: Words, position: int, *, pair: npt.NDArray[np.uint16], signed: bool = False) -> None:
@@ -170,8 +177,7 @@ def split_pair(pair: npt.NDArray[np.uint16], *, low: Bytes, high: Bytes, signed:
     np.copyto(low, pair, casting="unsafe")
     if signed:
         np.add(pair, np.uint16(0x80), out=pair)
-    np.right_shift(pair, np.uint16(8), out=pair)
-    np.copyto(high, pair, casting="unsafe")
+    shift_cast(pair, 8, out=high)
 
 
 def widen(low: Bytes, *, out: npt.NDArray[np.uint16], signed: bool = False) -> None:

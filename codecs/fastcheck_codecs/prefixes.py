@@ -21,12 +21,14 @@ from fastcheck_codecs.bitops import (
     Words,
     give_pair,
     pack_bits,
+    shift_cast,
     take_pair,
     unpack_bits,
 )
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.planes import (
     UNKNOWN,
+    Traits,
     get_pair,
     get_pairs,
     get_plane,
@@ -136,21 +138,19 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     nearly always fit four bits, and are packed two to a byte.
     """
     count, position = words.size, words.itemsize // 2 - 1
-    sample = pick(words)
-    put_pairs(sink, words, position, traits=traits_of(histogram(sample), sample.size))
+    traits = _survey(words, exponent_bits)
+    put_pairs(sink, words, position, traits=traits)
     top = SCRATCH.room("pair", count, U16)
     take_pair(words, position, out=top)
-    field = SCRATCH.room("spare", count, U16)
     exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
-    np.right_shift(top, np.uint16(15 - exponent_bits), out=field)
-    if exponent_bits != 8:  # the cast to 8 bits drops the sign
-        np.bitwise_and(field, np.uint16((1 << exponent_bits) - 1), out=field)
-    np.copyto(exponents, field, casting="unsafe")
+    shift_cast(top, 15 - exponent_bits, out=exponents)
+    if exponent_bits != 8:  # the cast to 8 bits dropped the sign
+        np.bitwise_and(exponents, exponents.dtype.type((1 << exponent_bits) - 1), out=exponents)
     if exponent_bits < 8:
         np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
         put_halves(sink, top, width=words.itemsize)
     else:
-        _put_rest(sink, top, (sample >> (16 * position)).astype(U16), exponent_bits=exponent_bits)
+        _put_rest(sink, top, traits[2 * position], exponent_bits=exponent_bits)
     reference = references(exponents)
     _below(exponents, reference, out=exponents)
     if exponents.dtype == U8:
@@ -161,11 +161,19 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
         put_halves(sink, reference, (UNKNOWN, UNKNOWN))
 
 
-def _put_rest(sink: Sink, top: Pair, sample: Pair, *, exponent_bits: int) -> None:
+def _survey(words: Words, exponent_bits: int) -> list[Traits]:
+    """Look at a sample of the pairs below the top 16 bits, and of the rest that is made from these."""
+    sample = pick(words)
+    tops = sample.view(U16)[words.itemsize // 2 - 1 :: words.itemsize // 2]
+    if exponent_bits >= 8:
+        rest = np.empty(sample.size, U8)
+        _narrow(np.ascontiguousarray(tops), exponent_bits, out=rest)
+        tops[:] = rest
+    return traits_of(histogram(sample), sample.size)
+
+
+def _put_rest(sink: Sink, top: Pair, traits: Traits, *, exponent_bits: int) -> None:
     """Write sign and mantissa bits of the top 16, at once to their place where they are noise."""
-    few = np.empty(sample.size, U8)
-    _narrow(sample, exponent_bits, out=few)
-    traits = traits_of(histogram(few), few.size)[0]
     if is_noise(traits, 4):
         _narrow(top, exponent_bits, out=sink.section(Mode.RAW, top.size))
     else:
