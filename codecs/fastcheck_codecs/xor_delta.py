@@ -37,8 +37,8 @@ class XorDelta(Codec):  # type: ignore[misc]
         True dtype of the data, for those that numpy lacks (``"bfloat16"`` held as uint16). By default
         that of the array given to `encode`; bytes otherwise.
     checksum : bool
-        Compare the crc32c of what was decoded. Checksums are always written, and that of the base is
-        always compared.
+        Compare the crc32c of what was decoded, which proves the base as well. Without it the crc32c of the
+        base is compared. Checksums are always written.
 
     Notes
     -----
