@@ -17,8 +17,8 @@ from fastcheck_codecs.errors import CodecError
 MAGIC = b"FCKZ"
 FORMAT_VERSION = 1
 
-#: magic, version, kind, codec, dtype, prefix bits, 3 zero bytes, raw size, raw crc, base crc, tail
-_FIXED = struct.Struct("<4s5B3xQII8s")
+#: magic, version, kind, codec, dtype, prefix bits, fingerprint, raw size, raw crc, base crc, tail
+_FIXED = struct.Struct("<4s5B3sQII8s")
 _CRC = struct.Struct("<I")
 #: length, block kind, residual, 2 zero bytes
 _ENTRY = struct.Struct("<IBB2x")
@@ -81,6 +81,7 @@ class Header:
     base_crc: int
     tail: bytes
     entries: tuple[Entry, ...]
+    base_fingerprint: int = 0
 
 
 def padded(nbytes: int) -> int:
@@ -123,6 +124,7 @@ def write_header(out: Bytes, header: Header) -> None:
         header.codec,
         header.word_type.code,
         header.prefix_bits,
+        header.base_fingerprint.to_bytes(3, "little"),
         header.raw_nbytes,
         header.raw_crc,
         header.base_crc,
@@ -153,7 +155,8 @@ def read_header(payload: Bytes) -> Header:
     if payload.size < HEADER_NBYTES:
         raise CodecError(f"a payload has at least {HEADER_NBYTES} bytes, this one has {payload.size}")
     fixed = payload[: _FIXED.size].tobytes()
-    magic, version, kind, codec, code, prefix_bits, raw_nbytes, raw_crc, base_crc, tail = _FIXED.unpack(fixed)
+    magic, version, kind, codec, code, *numbers = _FIXED.unpack(fixed)
+    prefix_bits, mark, raw_nbytes, raw_crc, base_crc, tail = numbers
     if magic != MAGIC:
         raise CodecError(f"not a FastCheck payload: it starts with {magic!r}, expected {MAGIC!r}")
     if version != FORMAT_VERSION:
@@ -181,6 +184,7 @@ def read_header(payload: Bytes) -> Header:
             base_crc=base_crc,
             tail=tail[:tail_nbytes],
             entries=tuple(Entry(n, Block(b), Residual(r)) for n, b, r in _ENTRY.iter_unpack(table)),
+            base_fingerprint=int.from_bytes(mark, "little"),
         )
     except ValueError as error:
         raise CodecError(f"damaged header: {error}") from error

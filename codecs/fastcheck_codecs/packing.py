@@ -42,21 +42,18 @@ def put_sparse(sink: Sink, plane: Bytes) -> None:
     gaps = where.copy()
     gaps[1:] -= where[:-1]
     gaps[1:] -= 1
+    # Without its bridges a gap is what is left of it modulo 256.
+    short = gaps.astype(U8)
     if int(gaps.max()) >= _REACH:
-        gaps, values = _bridged(gaps, values)
-    _put_listed(sink, (Mode.SPARSE, 0), gaps.astype(U8), values)
+        short, values = _bridged(gaps, short, values)
+    _put_listed(sink, (Mode.SPARSE, 0), short, values)
 
 
-def _bridged(gaps: npt.NDArray[np.intp], values: Bytes) -> tuple[npt.NDArray[np.intp], Bytes]:
+def _bridged(gaps: npt.NDArray[np.intp], short: Bytes, values: Bytes) -> tuple[Bytes, Bytes]:
     """Put zeros into the list, each `_REACH` bytes after the one before it, until no gap is too wide."""
-    bridges = gaps // _REACH
-    where = np.cumsum(bridges + 1) - 1
-    total = int(where[-1]) + 1
-    narrow = np.full(total, _REACH - 1, np.intp)
-    narrow[where] = gaps - bridges * _REACH
-    spread = np.zeros(total, U8)
-    spread[where] = values
-    return narrow, spread
+    wide = np.flatnonzero(gaps >= _REACH)
+    before = np.repeat(wide, gaps[wide] // _REACH)
+    return np.insert(short, before, np.uint8(_REACH - 1)), np.insert(values, before, np.uint8(0))
 
 
 def put_packed(sink: Sink, plane: Bytes, mode: Mode, *, lowest: int) -> None:

@@ -26,19 +26,20 @@ from fastcheck_codecs.packing import get_packed, get_sparse, put_packed, put_spa
 from fastcheck_codecs.sections import SMALL, Mode, Section, Sink, Source, expand, squeeze
 
 _UNIFORM = 1 / 256
-#: Chance that two bytes of a plane are equal, above which entropy coding pays for its time.
-_PLANE_NOISE = 1.06 * _UNIFORM
-#: The same for two planes at once; higher, because splitting them costs time as well.
-_PAIR_NOISE = 1.15 * _UNIFORM
-_SAMPLE_COUNT = 2048
-#: One byte in so many other than zero, below which a list of them is faster and smaller than packing.
-_SPARSE_SHARE = 16
+#: Chance that two bytes of a plane are equal, below which entropy coding does not pay for its time: a
+#: quarter bit of a wide word, that is 1 % of it, costs a fifth of all the time that the word takes.
+_NOISE = {1: 1.06 * _UNIFORM, 2: 1.15 * _UNIFORM, 4: 1.5 * _UNIFORM, 8: 1.5 * _UNIFORM}
+_SAMPLE_COUNT = 1536
+#: One byte in so many other than zero, below which a list of them is smaller and decodes faster than packing.
+_SPARSE_SHARE = 6
 #: Shares of values that fit the pattern, from which packing is worth the time that its escapes cost.
-_QUADS_FIT = 0.92
+_QUADS_FIT = 0.89
 _NIBBLES_FIT = 0.95
 #: The same for nibbles where bytes are equal as often as this: zstd codes such planes badly.
 _NIBBLES_FIT_FEW, _FEW = 0.85, 0.18
 
+#: Chance that two bytes are equal below which it does not matter whether a plane is centred around zero.
+_WIDE = 0.2
 #: Share of bytes near zero below which a plane cannot be sparse.
 _DENSE = 0.5
 #: Whether a byte is -1, 0 or 1; one of 0 to 14; one of -7 to 7.
@@ -103,8 +104,26 @@ def collisions(counts: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.fl
     return squares
 
 
+#: Traits of a plane that is too small for a survey to pay.
+UNKNOWN = Traits(collisions=1, quads=0, upward=0, around=0)
+
+
+def pick(words: Words) -> Words:
+    """Copy about 1500 words, evenly spread: the sample that decisions are made from."""
+    # An odd step meets no even period.
+    return words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
+
+
+def traits_of(counts: npt.NDArray[np.float64], count: int) -> list[Traits]:
+    """Sum up a histogram of `count` words, plane by plane, the lowest first."""
+    table = np.empty((len(counts), 4))
+    table[:, 0] = collisions(counts, count)
+    np.divide(counts @ _FITS, count, out=table[:, 1:])
+    return [Traits._make(row) for row in table.tolist()]
+
+
 def survey(words: Words, *, signed: bool = False) -> list[Traits]:
-    """Look at every 64th or 128th word of a block, plane by plane, the lowest first.
+    """Look at a sample of a block, plane by plane, the lowest first.
 
     Parameters
     ----------
@@ -113,18 +132,18 @@ def survey(words: Words, *, signed: bool = False) -> list[Traits]:
     signed : bool
         Whether the planes are those of balanced digits.
     """
-    # An odd step meets no even period.
-    sample = words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
+    sample = pick(words)
     if signed:
         balance(sample)
-    counts = histogram(sample)
-    table = np.empty((len(counts), 4))
-    table[:, 0] = collisions(counts, sample.size)
-    np.divide(counts @ _FITS, sample.size, out=table[:, 1:])
-    return [Traits._make(row) for row in table.tolist()]
+    return traits_of(histogram(sample), sample.size)
 
 
-def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None) -> None:
+def is_noise(traits: Traits, width: int) -> bool:
+    """Say whether a plane of words of `width` bytes is better stored as it is."""
+    return traits.collisions < _NOISE[width]
+
+
+def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None, *, width: int = 1) -> None:
     """Write one byte plane in the mode that suits it.
 
     Parameters
@@ -134,27 +153,29 @@ def put_plane(sink: Sink, plane: Bytes, traits: Traits | None = None) -> None:
         Not changed.
     traits : Traits, optional
         Of a sample of it, if they are known.
+    width : int
+        Bytes of the words it belongs to: what gains little on a wide word is not worth coding.
 
     Raises
     ------
     NoRoomError
         If it does not fit.
     """
+    if traits is None and plane.size >= SMALL:
+        traits = survey(plane)[0]
     # No need to count where the sample shows that hardly any byte is zero.
     dense = traits is not None and plane.size >= SMALL and traits.quads < _DENSE
     filled = plane.size if dense else int(np.count_nonzero(plane))
     if filled == 0:
         sink.section(Mode.ELIDED, 0)
-    elif plane.size < SMALL:
+    elif traits is None or plane.size < SMALL:
         sink.section(Mode.RAW, plane.size)[:] = plane
     elif filled * _SPARSE_SHARE < plane.size:
         put_sparse(sink, plane)
+    elif packing := traits.packing:
+        put_packed(sink, plane, packing[0], lowest=packing[1])
     else:
-        traits = traits or survey(plane)[0]
-        if packing := traits.packing:
-            put_packed(sink, plane, packing[0], lowest=packing[1])
-        else:
-            _put_bytes(sink, plane, noise=traits.collisions < _PLANE_NOISE)
+        _put_bytes(sink, plane, noise=is_noise(traits, width))
 
 
 def _put_bytes(sink: Sink, plane: Bytes, *, noise: bool) -> None:
@@ -206,26 +227,26 @@ def put_halves(
     traits: Sequence[Traits] | None = None,
     *,
     signed: bool = False,
+    width: int = 2,
 ) -> None:
     """Write 16-bit values as two byte planes, the lower first; `pair` is destroyed."""
     low, high = SCRATCH.room("low", pair.size), SCRATCH.room("high", pair.size)
     split_pair(pair, low=low, high=high, signed=signed)
-    put_plane(sink, low, traits[0] if traits else None)
-    put_plane(sink, high, traits[1] if traits else None)
+    put_plane(sink, low, traits[0] if traits else None, width=width)
+    put_plane(sink, high, traits[1] if traits else None, width=width)
 
 
 def get_pair(
-    source: Source, *, room: npt.NDArray[np.uint16], signed: bool = False
+    source: Source, first: Section, *, room: npt.NDArray[np.uint16], signed: bool = False
 ) -> npt.NDArray[np.uint16] | None:
-    """Read what `put_pairs` or `put_halves` wrote.
+    """Read what `put_pairs` or `put_halves` wrote; `first` is its first section.
 
     Returns
     -------
     ndarray of uint16, shape (n,), optional
         `room`, or the data of the section themselves; None where every value is zero.
     """
-    first = source.section()
-    if first.mode is Mode.PAIR:
+    if first.mode in (Mode.PAIR, Mode.PLAIN):
         if first.data.size != 2 * room.size:
             raise CodecError(f"damaged section: pair of {first.data.size} bytes for {room.size} values")
         return first.data.view(U16)
@@ -245,7 +266,9 @@ def get_pair(
     return room
 
 
-def put_planes(sink: Sink, words: Words, *, signed: bool = False) -> None:
+def put_planes(
+    sink: Sink, words: Words, traits: Sequence[Traits] | None = None, *, signed: bool = False
+) -> None:
     """Write a block of words, plane by plane from the lowest.
 
     Parameters
@@ -253,29 +276,38 @@ def put_planes(sink: Sink, words: Words, *, signed: bool = False) -> None:
     sink : Sink
     words : ndarray of unsigned, shape (n,)
         Aligned, not changed; 1, 2, 4 or 8 bytes each. Must not lie in the scratch buffer ``spare``.
+    traits : sequence of Traits, optional
+        Of their planes, if they are known.
     signed : bool
         Whether they are differences, about as often below zero as above: then digits are balanced.
     """
     if words.itemsize == 1:
-        put_plane(sink, words.view(U8))
+        put_plane(sink, words.view(U8), traits[0] if traits else None)
     else:
-        put_pairs(sink, words, words.itemsize // 2, signed=signed)
+        put_pairs(sink, words, words.itemsize // 2, traits=traits, signed=signed)
 
 
-def put_pairs(sink: Sink, words: Words, pairs: int, *, signed: bool = False) -> None:
+def put_pairs(
+    sink: Sink, words: Words, pairs: int, *, traits: Sequence[Traits] | None = None, signed: bool = False
+) -> None:
     """Write the lowest `pairs` times 16 bits of each word; those that are noise are not split."""
     if pairs == 0:
         return
-    traits = survey(words, signed=signed)
+    width = words.itemsize
+    traits = traits or survey(words, signed=signed)
+    plain = 0
     for position in range(pairs):
-        both = traits[2 * position : 2 * position + 2]
-        if words.size >= SMALL and all(plane.collisions < _PAIR_NOISE for plane in both):
-            section = sink.section(Mode.PAIR, 2 * words.size)
-            take_pair(words, position, out=section.view(U16), signed=signed)
+        both, above = traits[2 * position : 2 * position + 2], traits[2 * position + 2 : 2 * position + 3]
+        if words.size >= SMALL and all(is_noise(plane, width) for plane in both):
+            # Carries are one more pass over all words; they matter where the next digit is small.
+            free = signed and position == plain and all(plane.collisions < _WIDE for plane in above)
+            plain += free
+            section = sink.section(Mode.PLAIN if free else Mode.PAIR, 2 * words.size)
+            take_pair(words, position, out=section.view(U16), signed=signed, plain=plain)
         else:
             pair = SCRATCH.room("pair", words.size, U16)
-            take_pair(words, position, out=pair, signed=signed)
-            put_halves(sink, pair, both, signed=signed)
+            take_pair(words, position, out=pair, signed=signed, plain=plain)
+            put_halves(sink, pair, both, signed=signed, width=width)
 
 
 def get_planes(source: Source, *, out: Words, signed: bool = False) -> None:
@@ -295,8 +327,9 @@ def get_pairs(source: Source, pairs: int, *, out: Words, signed: bool = False) -
     if pairs == 0:
         out[:] = 0
     for position in range(pairs):
-        pair: Any = get_pair(source, room=room, signed=signed)
+        first = source.section()
+        pair: Any = get_pair(source, first, room=room, signed=signed)
         if pair is not None:
-            give_pair(out, position, pair=pair, signed=signed)
+            give_pair(out, position, pair=pair, signed=signed and first.mode is not Mode.PLAIN)
         elif position == 0:
             out[:] = 0

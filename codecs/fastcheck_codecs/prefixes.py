@@ -12,28 +12,45 @@ import numpy as np
 import numpy.typing as npt
 
 from fastcheck_codecs.bitops import (
+    BOOL,
     SCRATCH,
+    SIGNED,
     U8,
     U16,
     Bytes,
     Words,
     give_pair,
     pack_bits,
+    shift_cast,
     take_pair,
     unpack_bits,
 )
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.planes import get_pair, get_pairs, get_plane, put_halves, put_pairs, put_plane
-from fastcheck_codecs.sections import Sink, Source
+from fastcheck_codecs.planes import (
+    UNKNOWN,
+    Traits,
+    get_pair,
+    get_pairs,
+    get_plane,
+    histogram,
+    is_noise,
+    pick,
+    put_halves,
+    put_pairs,
+    put_plane,
+    traits_of,
+)
+from fastcheck_codecs.sections import Mode, Sink, Source
 
 #: Values that share one reference exponent.
 ROW = 1024
 #: One exponent in so many is looked at to choose the reference; odd, so that it meets no even period.
-_ROW_STEP = 7
+_ROW_STEP = 11
 #: How far the reference lies above the mean: four bits then reach from 5 above to 9 below.
 ABOVE_MEAN = 5
 
 _COUNT = struct.Struct("<I")
+I16 = SIGNED[2]
 
 Pair = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
@@ -56,7 +73,9 @@ def references(exponents: Numbers) -> Numbers:
     """
     full = exponents.size // ROW
     sample = np.ascontiguousarray(exponents[: full * ROW].reshape(-1, ROW)[:, ::_ROW_STEP])
-    means = sample.sum(axis=1, dtype=np.uint32) // np.maximum(np.count_nonzero(sample, axis=1), 1)
+    # Counting costs twice as much as adding up, and zeros are rare.
+    filled = sample.shape[1] if sample.all() else np.maximum(np.count_nonzero(sample, axis=1), 1)
+    means = sample.sum(axis=1, dtype=np.uint32) // filled
     last = exponents[full * ROW :]
     if last.size:
         means = np.append(means, last.sum(dtype=np.uint32) // max(np.count_nonzero(last), 1))
@@ -74,18 +93,11 @@ def _below(exponents: Numbers, reference: Numbers, *, out: Numbers) -> None:
         np.subtract(reference[-1], exponents[full:], out=out[full:])
 
 
-def _put_numbers(sink: Sink, numbers: Numbers) -> None:
-    if numbers.dtype == U8:
-        put_plane(sink, numbers.view(U8))
-    else:
-        put_halves(sink, numbers)
-
-
 def _get_numbers(source: Source, *, room: Numbers) -> Numbers:
-    """Undo `_put_numbers`; the result may be `room` or a view of the source."""
+    """Read a plane or a pair, as numbers are wide; the result may be `room` or a view of the source."""
     if room.dtype == U8:
         return get_plane(source.section(), room=room.view(U8))
-    numbers = get_pair(source, room=room)
+    numbers = get_pair(source, source.section(), room=room)
     if numbers is None:
         room[:] = 0
         return room
@@ -125,28 +137,60 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     moments whatever its size; the exponent alone, relative to its neighbourhood, saves 5. Its distances
     nearly always fit four bits, and are packed two to a byte.
     """
-    count = words.size
-    put_pairs(sink, words, words.itemsize // 2 - 1)
+    count, position = words.size, words.itemsize // 2 - 1
+    traits = _survey(words, exponent_bits)
+    put_pairs(sink, words, position, traits=traits)
     top = SCRATCH.room("pair", count, U16)
-    take_pair(words, words.itemsize // 2 - 1, out=top)
-    field = SCRATCH.room("spare", count, U16)
+    take_pair(words, position, out=top)
     exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
-    np.right_shift(top, np.uint16(15 - exponent_bits), out=field)
-    np.bitwise_and(field, np.uint16((1 << exponent_bits) - 1), out=field)
-    np.copyto(exponents, field, casting="unsafe")
-    np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
+    shift_cast(top, 15 - exponent_bits, out=exponents)
+    if exponent_bits != 8:  # the cast to 8 bits dropped the sign
+        np.bitwise_and(exponents, exponents.dtype.type((1 << exponent_bits) - 1), out=exponents)
     if exponent_bits < 8:
-        put_halves(sink, top)
+        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
+        put_halves(sink, top, width=words.itemsize)
     else:
-        np.right_shift(top, np.uint16(8), out=field)
-        np.bitwise_or(top, field, out=top)
-        rest = SCRATCH.room("low", count)
-        np.copyto(rest, top, casting="unsafe")
-        put_plane(sink, rest)
+        _put_rest(sink, top, traits[2 * position], exponent_bits=exponent_bits)
     reference = references(exponents)
     _below(exponents, reference, out=exponents)
-    _put_numbers(sink, exponents)
-    _put_numbers(sink, reference)
+    if exponents.dtype == U8:
+        put_plane(sink, exponents.view(U8))
+        put_plane(sink, reference.view(U8), UNKNOWN)
+    else:
+        put_halves(sink, exponents)
+        put_halves(sink, reference, (UNKNOWN, UNKNOWN))
+
+
+def _survey(words: Words, exponent_bits: int) -> list[Traits]:
+    """Look at a sample of the pairs below the top 16 bits, and of the rest that is made from these."""
+    sample = pick(words)
+    tops = sample.view(U16)[words.itemsize // 2 - 1 :: words.itemsize // 2]
+    if exponent_bits >= 8:
+        rest = np.empty(sample.size, U8)
+        _narrow(np.ascontiguousarray(tops), exponent_bits, out=rest)
+        tops[:] = rest
+    return traits_of(histogram(sample), sample.size)
+
+
+def _put_rest(sink: Sink, top: Pair, traits: Traits, *, exponent_bits: int) -> None:
+    """Write sign and mantissa bits of the top 16, at once to their place where they are noise."""
+    if is_noise(traits, 4):
+        _narrow(top, exponent_bits, out=sink.section(Mode.RAW, top.size))
+    else:
+        rest = SCRATCH.room("low", top.size)
+        _narrow(top, exponent_bits, out=rest)
+        put_plane(sink, rest, traits, width=4)
+
+
+def _narrow(top: Pair, exponent_bits: int, *, out: Bytes) -> None:
+    """Put the mantissa bits of the top 16 above the sign, into 8 bits."""
+    np.copyto(out, top, casting="unsafe")
+    if exponent_bits > 8:
+        np.bitwise_and(out, np.uint8((1 << (15 - exponent_bits)) - 1), out=out)
+    np.add(out, out, out=out)  # where the exponent has 8 bits, its lowest leaves at the top
+    sign = SCRATCH.room("high", top.size, BOOL)
+    np.less(top.view(I16), 0, out=sign)
+    np.bitwise_or(out, sign.view(U8), out=out)
 
 
 def get_index(source: Source, *, exponent_bits: int, out: Words) -> None:
@@ -170,13 +214,15 @@ def _get_rest(source: Source, count: int, exponent_bits: int) -> Pair:
     """Read sign and mantissa bits back to their places in the top 16; the others are zero."""
     top = SCRATCH.room("pair", count, U16)
     if exponent_bits < 8:
-        pair = get_pair(source, room=top)
+        pair = get_pair(source, source.section(), room=top)
         np.copyto(top, np.uint16(0) if pair is None else pair)
     else:
         rest: Bytes = get_plane(source.section(), room=SCRATCH.room("low", count))
+        sign = SCRATCH.room("spare", count, U16)
         np.copyto(top, rest)
-        np.multiply(top, np.uint16(0x0101), out=top)
-        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
+        np.left_shift(top, np.uint16(15), out=sign)
+        np.right_shift(top, np.uint16(1), out=top)
+        np.bitwise_or(top, sign, out=top)
     return top
 
 

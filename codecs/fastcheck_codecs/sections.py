@@ -35,6 +35,8 @@ class Mode(IntEnum):
     QUADS = 5
     #: Two to a byte: fifteen values in a row, and an escape.
     NIBBLES = 6
+    #: A pair whose digits are not balanced where others of the block are.
+    PLAIN = 7
 
 
 _MODES = tuple(Mode)

@@ -6,19 +6,19 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from numcodecs.abc import Codec
 
 from fastcheck_codecs import payload
 from fastcheck_codecs.bitops import Bytes, Words, as_bytes, balance
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import CodecId, Residual
-from fastcheck_codecs.planes import collisions, histogram
+from fastcheck_codecs.planes import Traits, collisions, histogram, pick, traits_of
 
 RESIDUALS = ("auto", "xor", "difference")
 
-#: Bits per word that the difference has to win by; XOR decodes faster.
-_MARGIN = 0.1
-_SAMPLE_COUNT = 1024
+#: Share of the bits that the difference has to win by.
+_MARGIN = 0.01
 
 
 class XorDelta(Codec):  # type: ignore[misc]
@@ -37,8 +37,8 @@ class XorDelta(Codec):  # type: ignore[misc]
         True dtype of the data, for those that numpy lacks (``"bfloat16"`` held as uint16). By default
         that of the array given to `encode`; bytes otherwise.
     checksum : bool
-        Compare the crc32c of what was decoded. Checksums are always written, and that of the base is
-        always compared.
+        Compare the crc32c of what was decoded, which proves the base as well. Without it the crc32c of the
+        base is compared. Checksums are always written.
 
     Notes
     -----
@@ -134,20 +134,30 @@ class XorDelta(Codec):  # type: ignore[misc]
             choose=self._choose,
         )
 
-    def _choose(self, words: Words, base: Words) -> Residual:
+    def _choose(self, words: Words, base: Words) -> tuple[Residual, list[Traits] | None]:
         if self.residual != "auto":
-            return Residual[self.residual.upper()]
-        step = (words.size // _SAMPLE_COUNT) | 1
-        current, previous = words[::step].copy(), base[::step].copy()
+            return Residual[self.residual.upper()], None
+        current, previous = pick(words), pick(base)
         xor = current ^ previous
         if not xor.any():
-            return Residual.XOR
+            return Residual.XOR, None
         difference = current - previous
         balance(difference)
-        return Residual.DIFFERENCE if bits(difference) + _MARGIN < bits(xor) else Residual.XOR
+        xors, differences, count = histogram(xor), histogram(difference), xor.size
+        if bits(differences, count) < (1 - _MARGIN) * bits(xors, count):
+            return Residual.DIFFERENCE, traits_of(differences, count)
+        return Residual.XOR, traits_of(xors, count)
 
 
-def bits(sample: Words) -> float:
-    """Estimate the bits per word that byte planes need, from the chance of equal bytes."""
-    chances = collisions(histogram(sample), sample.size)
+def bits(counts: npt.NDArray[np.float64], count: int) -> float:
+    """Estimate the bits per word that byte planes need, from the chance of equal bytes.
+
+    Parameters
+    ----------
+    counts : ndarray of float64, shape (planes, 256)
+        Histogram of a sample.
+    count : int
+        Words in the sample.
+    """
+    chances = collisions(counts, count)
     return -math.log2(np.maximum(chances, 1 / 256).prod())

@@ -1,3 +1,4 @@
+import google_crc32c
 import numpy as np
 import pytest
 from fastcheck_codecs import CodecError, checksum
@@ -9,6 +10,7 @@ from fastcheck_codecs.bitops import (
     Checksum,
     as_bytes,
     balance,
+    fingerprint,
     give_pair,
     join_pair,
     pack,
@@ -43,6 +45,24 @@ def test_balance_digits_add_up_to_the_number(width, data):
     digits = balanced.view("i1").reshape(-1, width).astype("i8")
     places = np.array([1 << 8 * place for place in range(width)], "i8")
     assert ((digits * places).sum(axis=1).astype(words.dtype) == words).all()
+
+
+def test_fingerprint_is_the_crc_of_the_start_of_each_page():
+    data = np.random.default_rng(0).integers(0, 256, 3 * 4096 + 100, dtype="u1")
+    looked_at = b"".join(data[start : start + 64].tobytes() for start in (0, 4096, 8192))
+    assert fingerprint(data) == google_crc32c.value(looked_at) & 0xFFFFFF
+    other = data.copy()
+    other[4096 + 63] ^= 1
+    assert fingerprint(other) != fingerprint(data)
+
+
+def test_plain_pair_gives_no_carry_to_the_one_above():
+    words = np.array([0x0001FFFF, 0xFFFF8000], "u4")
+    pair = np.empty(2, U16)
+    take_pair(words, 1, out=pair, signed=True, plain=1)
+    assert pair.tolist() == [1, 0xFFFF]
+    take_pair(words, 1, out=pair, signed=True)
+    assert pair.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])

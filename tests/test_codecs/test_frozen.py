@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastcheck_codecs import PrefixIndex, XorDelta, is_delta, is_identity
+from fastcheck_codecs.bitops import fingerprint
 from fastcheck_codecs.header import FORMAT_VERSION, Block, read_header
 from fastcheck_codecs.sections import Mode
 
@@ -47,6 +48,14 @@ def inputs():
         "empty": (XorDelta(dtype="float32"), np.zeros(0, "<u4")),
         "xor": (XorDelta(base=base, residual="xor", dtype="float32"), words),
         "difference": (XorDelta(base=base, residual="difference", dtype="float32"), words),
+        "plain": (
+            XorDelta(base=words - (noise(1003) >> np.uint32(3)), residual="difference", dtype="float32"),
+            words,
+        ),
+        "glance": (
+            XorDelta(base=np.tile(base, 20), residual="difference", dtype="float32"),
+            np.tile(words, 20),
+        ),
         "tail": (XorDelta(base=base.view("u1")[:4001], residual="difference", dtype="float32"), odd),
         "identity": (XorDelta(base=words, dtype="float32"), words.copy()),
         "index_float32": (PrefixIndex(dtype="float32"), words),
@@ -78,6 +87,12 @@ def test_encoding_today_decodes_and_names_its_version(name):
     frozen = (FROZEN / f"{name}.bin").read_bytes()
     assert is_delta(payload) == is_delta(frozen)
     assert is_identity(payload) == is_identity(frozen) == (name == "identity")
+
+
+def test_frozen_delta_of_a_large_base_has_its_fingerprint():
+    header = read_header(np.fromfile(FROZEN / "glance.bin", "u1"))
+    base = np.ascontiguousarray(INPUTS["glance"][0]._base)
+    assert header.base_fingerprint == fingerprint(base) != 0
 
 
 def test_frozen_files_are_all_checked():

@@ -4,6 +4,7 @@ import numcodecs
 import numpy as np
 import pytest
 from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, is_delta
+from fastcheck_codecs.bitops import fingerprint
 from fastcheck_codecs.header import Block, Residual, read_header
 
 
@@ -38,6 +39,17 @@ def test_delta_with_wrong_base_leaves_out_alone(weights):
     with pytest.raises(CodecError):
         XorDelta(base=current).decode(XorDelta(base=base).encode(current), out=out)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_wrong_base_that_a_glance_does_not_tell_is_refused(weights, check):
+    base, current = weights
+    payload = XorDelta(base=base).encode(current)
+    other = base.copy()
+    other[500] += 1  # neither in the first 64 bytes of 4 KiB nor in the last word
+    assert fingerprint(other.view("u1")) == fingerprint(base.view("u1"))
+    with pytest.raises(CodecError, match="wrong base"):
+        XorDelta(base=other, checksum=check).decode(payload)
 
 
 def test_encode_base_of_another_size_is_refused():
