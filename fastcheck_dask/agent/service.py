@@ -39,7 +39,7 @@ from fastcheck_dask.placement.policy import Choice, choose
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
-from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
 
@@ -78,29 +78,22 @@ class SaveService:
         self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
         self._folder = CheckpointFolder(open_store(config.location))
         self._encoders = EncoderPool(settings.encoders, compress=settings.compression != "never")
+        client = clients_for(settings)
         self._saver = PeerSaver(
             config.run,
             coordinator,
             claim,
             self._encoders,
-            self._client,
+            client,
             compression=CompressionPolicy(settings.compression, settings.encoders),
         )
-        self._persister = Persister(config.location, self._folder, self._encoders, coordinator, self._client)
+        self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
         self._suspects: dict[str, float] = {}
-
-    def _client(self, name: str, address: str) -> PeerClient:
-        settings = self._config.settings
-        return PeerClient(
-            name,
-            address,
-            floor_bytes_per_second=settings.floor_bytes_per_second,
-            grace_seconds=settings.grace_seconds,
-            connect_seconds=settings.connect_seconds,
-        )
+        #: Newest generation that the object tier or a save of this agent has; None: the tier has to be asked.
+        self._newest_written: int | None = None
 
     async def start(self, keep: int | None = None) -> list[int]:
         """Start the encoders and find out what the slots hold; return the numbers of the free ones.
@@ -137,9 +130,12 @@ class SaveService:
         try:
             snapshot = parse(slot.path, slot.read_draft())
             saved = await self._save(snapshot, slot)
+            self._newest_written = saved.record.generation
         except Exception as error:  # whatever it was, training goes on and the handle has to say it
             log.warning("save %d failed: %s", seq, error, exc_info=not isinstance(error, FastCheckError))
             self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
+            # It may have come as far as its marker in the object tier.
+            self._newest_written = None
             self._slots.empty(number)
         else:
             self._make_base(number, saved)
@@ -239,8 +235,12 @@ class SaveService:
 
         A number that is used twice would let an older state in another tier pass for the newest.
         """
-        known = [marker.generation for marker in self._folder.committed()]
-        return max([0, *known, *self._slots.generations(), *([latest.generation] if latest else [])])
+        if self._newest_written is None:
+            # Not for every save: each marker is a file to read, and this agent alone writes more of them.
+            self._newest_written = max((m.generation for m in self._folder.committed()), default=0)
+        return max(
+            [self._newest_written, *self._slots.generations(), *([latest.generation] if latest else [])]
+        )
 
     async def _choose(
         self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None

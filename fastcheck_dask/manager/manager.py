@@ -38,7 +38,7 @@ from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
-from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ class FastCheckManager:
         free = link.free_slot()
         self._agents.at_work = free
         try:
-            recovery = Recovery(self._local, self._folder, self._client)
+            recovery = Recovery(self._local, self._folder, clients_for(self._settings))
             recovered = run_apart(recovery.load(records, tag=tag, include=include, free_slot=free))
             if recovered is not None and recovered.filled is not None:
                 self._offer_base(link, recovered.filled)
@@ -372,15 +372,6 @@ class FastCheckManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _client(self, name: str, address: str) -> PeerClient:
-        return PeerClient(
-            name,
-            address,
-            floor_bytes_per_second=self._settings.floor_bytes_per_second,
-            grace_seconds=self._settings.grace_seconds,
-            connect_seconds=self._settings.connect_seconds,
-        )
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

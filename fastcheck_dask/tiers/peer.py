@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from distributed.comm.core import CommClosedError
 
+from fastcheck_dask.config import Settings
 from fastcheck_dask.errors import (
     ClosedError,
     CorruptDataError,
@@ -294,6 +296,16 @@ class PeerClient:
         except (TypeError, ValueError):
             pass
         return NodeUnavailableError(self.node, f"answered nonsense: {reply!r:.200}")
+
+
+def clients_for(settings: Settings) -> Callable[[str, str], PeerClient]:
+    """Return what makes a client of a node's name and address, with the deadlines of the settings."""
+    return partial(
+        PeerClient,
+        floor_bytes_per_second=settings.floor_bytes_per_second,
+        grace_seconds=settings.grace_seconds,
+        connect_seconds=settings.connect_seconds,
+    )
 
 
 def _at(op: str, run: str, generation: int, token: str) -> dict[str, Any]:
