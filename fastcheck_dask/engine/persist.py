@@ -78,7 +78,7 @@ class Persister:
             If the object tier refused, or chunks are neither with a node nor in a slot.
         """
         directory = directory_name(manifest.generation, manifest.tag)
-        if await asyncio.to_thread(self._prepare, directory, manifest.token):
+        if await asyncio.to_thread(self._begin, manifest):
             causes: list[str] = []
             written, left = await self._write_by_nodes(manifest, record, directory, causes)
             by_host = 0
@@ -98,12 +98,12 @@ class Persister:
         )
         return Persisted(written, by_host)
 
-    def _prepare(self, directory: str, token: str) -> bool:
-        """Remove what a former attempt left; False if this very save is there already, committed."""
-        marker = self._folder.marker(directory)
-        if marker is not None and marker.token == token:
+    def _begin(self, manifest: Manifest) -> bool:
+        """Make room for a committed generation; False if it is there already."""
+        marker = self._folder.marker(directory_name(manifest.generation, manifest.tag))
+        if marker is not None and marker.token == manifest.token:
             return False
-        self._folder.clear_uncommitted(directory)
+        self._folder.clear_others(manifest)
         return True
 
     def publish(self, manifest: Manifest, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Persister:
     async def write_whole(self, snapshot: Snapshot, generation: int, stats: SaveStats) -> dict[str, str]:
         """Write every chunk of a snapshot that is not committed yet; return the digests."""
         directory = directory_name(generation, snapshot.tag)
-        await asyncio.to_thread(self._prepare, directory, snapshot.token)
+        await asyncio.to_thread(self._folder.clear_uncommitted, directory)
         digests: dict[str, str] = {}
 
         async def write(chunks: list[EncodedChunk]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -66,8 +67,9 @@ class CheckpointFolder:
     -----
     A checkpoint is written in this order: chunks (by several processes at once, each calls `store.write`),
     :meth:`write_metadata`, :meth:`publish`. Whatever dies in between leaves no marker, and what is there is
-    removed by :meth:`clear_uncommitted` before the next attempt. Two authors of one generation are kept apart
-    by the coordinator; here the second one to publish loses. All methods block; any thread may call them.
+    removed before the next attempt, by :meth:`clear_uncommitted` or :meth:`clear_others`. Two authors of one
+    generation are kept apart by the coordinator; here the second one to publish loses. All methods block; any
+    thread may call them.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -163,6 +165,32 @@ class CheckpointFolder:
                 f"{directory} in {self.store.location} has a commit marker, so it is no leftover"
             )
         self._remove_data(directory)
+
+    def clear_others(self, manifest: Manifest) -> None:
+        """Remove what other authors left where a committed generation is going to be written.
+
+        Another process may be writing the same generation at this moment (a training host and the master of
+        the storage nodes, or two masters one after the other): nothing is touched that it writes, too.
+
+        Raises
+        ------
+        CommitConflictError
+            If the generation was committed by another author.
+        """
+        if self._present_marker(manifest) is not None:
+            return
+        directory = directory_name(manifest.generation, manifest.tag)
+        inline = list(inline_arrays(manifest.tree))
+        wanted = documents(manifest, inline)
+        root = f"{directory}/{DOCUMENT}"
+        with suppress(ShardUnavailableError):
+            # First: what is left of another author's tree then is nothing that zarr opens.
+            if self.store.read(root) != wanted[DOCUMENT]:
+                self.store.delete(root)
+        kept = {f"{directory}/{key}" for key in (*wanted, *inline_chunks(inline), *manifest.chunks)}
+        for path in self.store.list(directory):
+            if path not in kept:
+                self.store.delete(path)
 
     def remove(self, directory: str) -> None:
         """Remove a checkpoint, the marker first: it is never visible in part. Idempotent."""

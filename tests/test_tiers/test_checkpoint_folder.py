@@ -428,6 +428,42 @@ def test_publish_other_manifest_was_written_is_refused(folder):
     assert folder.committed() == []
 
 
+def test_clear_others_removes_what_another_author_left(folder):
+    left, ours = Saved(token="gone", seed=1), Saved(token="ours")
+    left.write(folder)
+    stray = f"{left.directory}/model/no_longer_there/c/0"
+    root = f"{left.directory}/zarr.json"
+    folder.store.write(stray, b"old")
+    folder.store.write(root, b"{}")
+    folder.clear_others(ours.manifest)
+    assert not folder.store.exists(stray)
+    assert not folder.store.exists(root)
+    ours.write(folder)
+    ours.check_complete(folder, folder.publish(ours.manifest))
+
+
+def test_clear_others_takes_nothing_from_whoever_writes_the_same(folder):
+    saved = Saved()
+    saved.write(folder)
+    before = snapshot(where(folder))
+    folder.clear_others(saved.manifest)
+    assert snapshot(where(folder)) == before
+    marker = folder.publish(saved.manifest)
+    before = snapshot(where(folder))
+    folder.clear_others(saved.manifest)
+    assert snapshot(where(folder)) == before
+    saved.check_complete(folder, marker)
+
+
+def test_clear_others_committed_by_another_author_raises_and_keeps_it(folder):
+    first = Saved(token="first")
+    first.persist(folder)
+    before = snapshot(where(folder))
+    with pytest.raises(CommitConflictError, match="first"):
+        folder.clear_others(Saved(token="second").manifest)
+    assert snapshot(where(folder)) == before
+
+
 def test_clear_uncommitted_leaves_committed_ones_alone(folder):
     first, second = Saved(generation=1), Saved(generation=2)
     first.persist(folder)
