@@ -14,6 +14,7 @@ from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
+from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.save import (
     JOB_BYTES,
     Base,
@@ -24,7 +25,7 @@ from fastcheck_dask.engine.save import (
     send_jobs,
     together,
 )
-from fastcheck_dask.errors import FastCheckError, TierError
+from fastcheck_dask.errors import FastCheckError, TierError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -70,12 +71,14 @@ class Persister:
         record : CommitRecord
             Names the nodes that hold it.
         source : Base or None
-            The same checkpoint in a slot of this host: from it comes what no node can write.
+            The same checkpoint in a slot of this host: from it comes what no node can write. Without it,
+            that is rebuilt from parity.
 
         Raises
         ------
         TierError
-            If the object tier refused, or chunks are neither with a node nor in a slot.
+            If the object tier refused, or chunks are neither with a node nor in a slot, and parity does not
+            give them.
         """
         directory = directory_name(manifest.generation, manifest.tag)
         if await asyncio.to_thread(self._begin, manifest):
@@ -83,13 +86,10 @@ class Persister:
             written, left = await self._write_by_nodes(manifest, record, directory, causes)
             by_host = 0
             if left:
-                if source is None:
-                    raise TierError(
-                        f"generation {manifest.generation}: {len(left)} chunks (first {left[0]}) could be "
-                        "written by no storage node, and are not in shared memory; it cannot be persisted. "
-                        f"Causes: {'; '.join(causes) or 'the nodes have no intact copy'}"
-                    )
-                by_host = await self.write_from_slot(source, left, directory)
+                if source is not None:
+                    by_host = await self.write_from_slot(source, left, directory)
+                else:
+                    by_host = await self._write_rebuilt(manifest, left, record, directory, causes)
             await asyncio.to_thread(self.publish, manifest, data)
         else:
             written, by_host = 0, 0
@@ -142,6 +142,23 @@ class Persister:
 
         jobs = list(jobs_for_objects(source.content, keys, budget_bytes=JOB_BYTES))
         await send_jobs(self._encoder, jobs, write, source.slot, None)
+        return written
+
+    async def _write_rebuilt(
+        self, manifest: Manifest, keys: list[str], record: CommitRecord, directory: str, causes: list[str]
+    ) -> int:
+        """Rebuild data chunks from what the nodes have, and write them; return their bytes."""
+        written = 0
+        try:
+            async for key, payload in rebuilt(manifest, keys, record=record, client=self._client):
+                await asyncio.to_thread(self._folder.write_chunk, directory, key, payload)
+                written += payload.nbytes
+        except UnrecoverableError as error:
+            raise TierError(
+                f"generation {manifest.generation}: {len(keys)} chunks (first {keys[0]}) could be written by "
+                f"no storage node, are not in shared memory, and cannot be rebuilt ({error}); it cannot be "
+                f"persisted. Causes: {'; '.join(causes) or 'the nodes have no intact copy'}"
+            ) from error
         return written
 
     async def _write_by_nodes(

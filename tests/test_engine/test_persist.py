@@ -123,10 +123,26 @@ def test_persist_node_lacks_a_chunk_host_writes_that_one(rig, states):
     assert marked(run) == [1]
 
 
-def test_persist_missing_chunk_and_no_slot_leaves_no_marker_and_says_why(rig, states):
+@pytest.mark.parametrize("node", ["n0", "n1", "n2"])
+@pytest.mark.parametrize("after_deltas", [False, True])
+def test_persist_node_lost_and_no_slot_rebuilds_from_parity(rig, states, node, after_deltas):
     run = rig()
     saved = run.save(states.of(1))
-    run.nodes["n1"].down = True
+    if after_deltas:
+        saved = run.save(states.of(1, step=1))
+    run.nodes[node].down = True
+    moved = run.persist(saved, from_host=False)
+    assert moved.by_host_bytes > 0
+    run.forget_local()
+    for each in run.nodes:
+        each.down = True
+    assert states.same(run.recover().state, states.of(1, step=int(after_deltas)))
+
+
+def test_persist_missing_chunk_and_no_slot_or_parity_leaves_no_marker_and_says_why(rig, states):
+    run = rig()
+    saved = run.save(states.of(1))
+    run.nodes["n1"].down = run.nodes["n3"].down = True
     with pytest.raises(TierError, match=r"generation 1.*n1.*is down"):
         run.persist(saved, from_host=False)
     assert marked(run) == []
@@ -134,6 +150,17 @@ def test_persist_missing_chunk_and_no_slot_leaves_no_marker_and_says_why(rig, st
     run.nodes["n1"].heal()
     run.persist(saved, from_host=False)
     assert marked(run) == [1]
+
+
+def test_persist_damaged_parity_writes_no_wrong_chunk(rig, states):
+    run = rig()
+    saved = run.save(states.of(1))
+    run.nodes["n1"].down = True
+    parity = run.nodes["n3"].store
+    parity.quarantine("run-1", 1, saved.record.token, saved.manifest.layout.keys_of(3))
+    with pytest.raises(TierError, match="cannot be persisted"):
+        run.persist(saved, from_host=False)
+    assert marked(run) == []
 
 
 def test_persist_slot_changed_meanwhile_is_refused(rig, states):
