@@ -129,6 +129,14 @@ class Coordinator(Protocol):
         """Own a run; `RunInUseError` names the present owner when it is still there after `wait_seconds`."""
         ...
 
+    def owner(self, run: str) -> str | None:
+        """Return what the present owner of a run calls itself, None if no live process owns it."""
+        ...
+
+    def runs(self) -> tuple[str, ...]:
+        """Return the names of all runs that were ever claimed, sorted."""
+        ...
+
     def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
         """Publish a generation: the decision and ``latest`` in one transaction, first writer wins.
 

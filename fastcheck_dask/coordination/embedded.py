@@ -112,6 +112,23 @@ class EmbeddedCoordinator:
                 )
             self._closed.wait(min(_POLL_SECONDS, deadline.left() or 0.0))
 
+    def owner(self, run: str) -> str | None:
+        """Return who owns a run now; see `Coordinator`."""
+        self._check_usable()
+        check_name(run, "run")
+        with self._file.transaction(write=False) as connection:
+            row = connection.execute(
+                "SELECT session, pid, started, boot, owner FROM claims WHERE run = ?", (run,)
+            ).fetchone()
+        return str(row[4]) if row is not None and _alive(row[:4]) else None
+
+    def runs(self) -> tuple[str, ...]:
+        """Return the names of all runs; see `Coordinator`."""
+        self._check_usable()
+        with self._file.transaction(write=False) as connection:
+            rows = connection.execute("SELECT run FROM fences ORDER BY run").fetchall()
+        return tuple(str(run) for (run,) in rows)
+
     def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
         """Publish a generation; see `Coordinator`."""
         self._check_usable()

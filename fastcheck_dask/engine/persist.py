@@ -46,13 +46,27 @@ class Persisted:
 
 
 class Persister:
-    """Writes checkpoints of one run to the object tier."""
+    """Writes checkpoints of one run to the object tier.
+
+    Parameters
+    ----------
+    location : str
+        Of the object tier, for the nodes.
+    folder : CheckpointFolder
+        The same, for this process.
+    encoder : Encoder or None
+        Encodes what is in a slot of this host; None where there are no slots.
+    coordinator : Coordinator
+        Is told what is persisted.
+    client : callable
+        Opens a node by name and address.
+    """
 
     def __init__(
         self,
         location: str,
         folder: CheckpointFolder,
-        encoder: Encoder,
+        encoder: Encoder | None,
         coordinator: Coordinator,
         client: Callable[[str, str], PeerClient],
     ) -> None:
@@ -106,6 +120,11 @@ class Persister:
         self._folder.clear_others(manifest)
         return True
 
+    @property
+    def _slot_encoder(self) -> Encoder:
+        assert self._encoder is not None, "there are no slots on this host"
+        return self._encoder
+
     def publish(self, manifest: Manifest, data: bytes) -> None:
         """Write the metadata, and the marker that makes the chunks of a generation a checkpoint."""
         self._folder.write_metadata(manifest)
@@ -125,7 +144,7 @@ class Persister:
                 stats.chunks += 1
 
         jobs = list(jobs_for_objects(snapshot.content, budget_bytes=JOB_BYTES))
-        await send_jobs(self._encoder, jobs, write, snapshot.slot, None)
+        await send_jobs(self._slot_encoder, jobs, write, snapshot.slot, None)
         return digests
 
     async def write_from_slot(self, source: Base, keys: Iterable[str], directory: str) -> int:
@@ -141,7 +160,7 @@ class Persister:
                 written += chunk.payload.nbytes
 
         jobs = list(jobs_for_objects(source.content, keys, budget_bytes=JOB_BYTES))
-        await send_jobs(self._encoder, jobs, write, source.slot, None)
+        await send_jobs(self._slot_encoder, jobs, write, source.slot, None)
         return written
 
     async def _write_rebuilt(

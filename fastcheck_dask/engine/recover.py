@@ -15,6 +15,7 @@ from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.plan import Content
 from fastcheck_dask.engine.snapshot import describe
 from fastcheck_dask.errors import (
@@ -26,7 +27,7 @@ from fastcheck_dask.errors import (
 )
 from fastcheck_dask.ids import parse_directory_name
 from fastcheck_dask.layout.chunks import ArraySpec, place
-from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import select, unflatten
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
@@ -230,19 +231,13 @@ class Recovery:
                 return _checked(Manifest.from_bytes(slot.read_manifest(), where=str(slot.path)), candidate)
             except FastCheckError as error:
                 causes.append(str(error))
-        record = candidate.record
-        if record is not None:
-            for name, address in zip(record.nodes, record.addresses, strict=True):
-                client = self._client(name, address)
+        if candidate.record is not None:
+            found = await manifest_from_nodes(candidate.record, self._client, causes=causes)
+            if found is not None:
                 try:
-                    data = bytes(await client.manifest(record.run, record.generation, record.token))
-                    if digest_of_manifest(data) != record.manifest_digest:
-                        raise CorruptDataError(f"the manifest of node {name} is damaged")
-                    return _checked(Manifest.from_bytes(data, where=f"manifest of node {name}"), candidate)
-                except FastCheckError as error:
+                    return _checked(found[0], candidate)
+                except CorruptDataError as error:
                     causes.append(str(error))
-                finally:
-                    await client.close()
         if candidate.marker is not None and self._folder is not None:
             try:
                 return _checked(self._folder.load_manifest(candidate.marker), candidate)

@@ -253,6 +253,20 @@ class FakeCoordinator:
             shared.claims[run] = owner, self, token
         return FakeClaim(self, run, token)
 
+    def owner(self, run: str) -> str | None:
+        """Return who owns a run now; see `Coordinator`."""
+        self._check()
+        check_name(run, "run")
+        with self._shared.lock:
+            found = self._shared.claims.get(run)
+        return None if found is None else str(found[0])
+
+    def runs(self) -> tuple[str, ...]:
+        """Return the names of all runs; see `Coordinator`."""
+        self._check()
+        with self._shared.lock:
+            return tuple(sorted(self._shared.fences))
+
     def commit(self, record: CommitRecord, claim: Any) -> CommitRecord:
         """Publish a generation; see `Coordinator`."""
         self._check()

@@ -117,6 +117,28 @@ def test_register_name_of_killed_process_at_once_succeeds(url, coordinator, acto
 # Claims
 
 
+def test_owner_is_told_to_everybody_while_the_claim_lasts(coordinator, other):
+    assert coordinator.owner("run-1") is None
+    assert coordinator.runs() == ()
+    claim = coordinator.claim("run-1", "trainer 7")
+    coordinator.claim("run-0", "trainer 8")
+    assert coordinator.owner("run-1") == other.owner("run-1") == "trainer 7"
+    assert other.owner("run-2") is None
+    claim.close()
+    assert other.owner("run-1") is None
+    assert other.runs() == ("run-0", "run-1")
+    with pytest.raises(ConfigError):
+        coordinator.owner("a/b")
+
+
+def test_owner_process_killed_is_none(url, coordinator, actor_of, eventually):
+    actor = actor_of(url)
+    assert isinstance(actor.ask("claim", "run-1", 0.0), int)
+    assert coordinator.owner("run-1") == "actor"
+    actor.kill()
+    eventually(lambda: coordinator.owner("run-1") is None)
+
+
 def test_claim_owned_run_is_refused_and_names_owner(coordinator, other):
     coordinator.claim("run-1", "trainer on host-7")
     for one in (coordinator, other):

@@ -96,6 +96,14 @@ def claim(
     return made
 
 
+def present_owner(session: Session, znodes: Znodes, run: str) -> str | None:
+    """Return who owns a run now; see `Coordinator.owner`."""
+    deadline = session.deadline()
+    session.sync(znodes.owner(run), deadline=deadline)
+    found = session.read(znodes.owner(run), deadline=deadline)
+    return None if found is None else signed_text(found.data) or "an unknown process"
+
+
 def _prepare(session: Session, znodes: Znodes, *, run: str) -> None:
     deadline = session.deadline()
     for path in (znodes.fence(run), znodes.latest(run), znodes.decisions(run)):

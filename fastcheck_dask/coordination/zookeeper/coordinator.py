@@ -7,7 +7,7 @@ import contextlib
 from kazoo.exceptions import NodeExistsError
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo, Registration, RunClaim
-from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, claim
+from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, claim, present_owner
 from fastcheck_dask.coordination.zookeeper.client import Session
 from fastcheck_dask.coordination.zookeeper.commits import all_commits, commit, latest_commit, mark_persisted
 from fastcheck_dask.coordination.zookeeper.ephemeral import Keeper
@@ -83,6 +83,16 @@ class ZooKeeperCoordinator:
             owner=owner,
             wait_seconds=wait_seconds,
         )
+
+    def owner(self, run: str) -> str | None:
+        """Return who owns a run now; see `Coordinator`."""
+        return present_owner(self._session, self._znodes, check_name(run, "run"))
+
+    def runs(self) -> tuple[str, ...]:
+        """Return the names of all runs."""
+        deadline = self._session.deadline()
+        self._session.sync(self._znodes.runs, deadline=deadline)
+        return tuple(self._session.children(self._znodes.runs, deadline=deadline) or ())
 
     def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
         """Publish a generation; see `Coordinator`."""
