@@ -28,7 +28,7 @@ from fastcheck_dask.layout.zarr_tree import (
     root_document,
 )
 from fastcheck_dask.tiers.commit_marker import CommitMarker
-from fastcheck_dask.tiers.object_store import ObjectStore, Payload
+from fastcheck_dask.tiers.store import ObjectStore, Payload
 
 __all__ = ["CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey"]
 

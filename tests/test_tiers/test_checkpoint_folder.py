@@ -34,7 +34,7 @@ from fastcheck_dask.layout.state import flatten, inline_arrays, unflatten
 from fastcheck_dask.tiers import checkpoint_folder
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
-from fastcheck_dask.tiers.object_store import FolderStore
+from fastcheck_dask.tiers.folder_store import FolderStore
 
 torch = pytest.importorskip("torch")
 

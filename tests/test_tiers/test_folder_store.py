@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
-from fastcheck_dask.tiers import object_store
-from fastcheck_dask.tiers.object_store import ATTEMPTS, FolderStore, open_store
+from fastcheck_dask.tiers import folder_store
+from fastcheck_dask.tiers.folder_store import ATTEMPTS, FolderStore
+from fastcheck_dask.tiers.object_store import open_store
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_write_over_existing_replaces_it_and_leaves_no_temporary(store):
 
 def test_write_short_writes_of_the_system_still_store_everything(store, monkeypatch):
     real = os.write
-    monkeypatch.setattr(object_store.os, "write", lambda fd, view: real(fd, view[:1000]))
+    monkeypatch.setattr(folder_store.os, "write", lambda fd, view: real(fd, view[:1000]))
     data = np.random.default_rng(0).bytes(10_001)
     store.write("a", data)
     assert store.read("a") == data
@@ -112,7 +113,7 @@ def test_create_answer_of_the_link_lost_counts_as_created(store, monkeypatch):
         real(source, target)
         raise FileExistsError(errno.EEXIST, "the server made it, and the retransmission found it", target)
 
-    monkeypatch.setattr(object_store.os, "link", link)
+    monkeypatch.setattr(folder_store.os, "link", link)
     assert store.create("a", b"mine") is True
 
 
@@ -276,7 +277,7 @@ def test_write_system_call_fails_for_good_raises_and_keeps_the_old(
 ):
     store.write("a", b"old")
     with monkeypatch.context() as patched:
-        patched.setattr(object_store.os, call, failing(number, times=99, call=None))
+        patched.setattr(folder_store.os, call, failing(number, times=99, call=None))
         with pytest.raises(kind, match=advice) as caught:
             store.write("a", b"new")
     assert type(caught.value) is kind
@@ -290,7 +291,7 @@ def test_write_error_that_passes_is_repeated_with_growing_pauses(tmp_path, monke
     pauses = []
     store = FolderStore(str(tmp_path / "ckpts"), sleep=pauses.append)
     with monkeypatch.context() as patched:
-        patched.setattr(object_store.os, call, failing(errno.EIO, times=ATTEMPTS - 1, call=getattr(os, call)))
+        patched.setattr(folder_store.os, call, failing(errno.EIO, times=ATTEMPTS - 1, call=getattr(os, call)))
         store.write("a", b"new")
     assert store.read("a") == b"new"
     assert files_in(Path(store.location)) == ["a"]
@@ -299,7 +300,7 @@ def test_write_error_that_passes_is_repeated_with_growing_pauses(tmp_path, monke
 
 
 def test_create_no_hard_links_raises_and_says_so(store, monkeypatch):
-    monkeypatch.setattr(object_store.os, "link", failing(errno.ENOTSUP, times=99, call=None))
+    monkeypatch.setattr(folder_store.os, "link", failing(errno.ENOTSUP, times=99, call=None))
     with pytest.raises(TierError, match="no hard links"):
         store.create("a", b"x")
     assert files_in(Path(store.location)) == []
@@ -335,7 +336,7 @@ def synced(monkeypatch, action) -> list[str]:
         real(descriptor)
 
     with monkeypatch.context() as patched:
-        patched.setattr(object_store.os, "fsync", fsync)
+        patched.setattr(folder_store.os, "fsync", fsync)
         action()
     return found
 
@@ -367,7 +368,7 @@ def test_create_is_durable_on_return(store, monkeypatch):
 
 def test_sync_error_is_not_repeated(store, monkeypatch):
     store.write("a/b", b"x")
-    monkeypatch.setattr(object_store.os, "fsync", failing(errno.EIO, times=1, call=os.fsync))
+    monkeypatch.setattr(folder_store.os, "fsync", failing(errno.EIO, times=1, call=os.fsync))
     with pytest.raises(TierError, match="EIO"):
         store.sync("a")
 

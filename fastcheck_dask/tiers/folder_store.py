@@ -1,0 +1,321 @@
+"""A store of the object tier in a folder: a local disk, or one that several machines mount."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
+from fastcheck_dask.ids import normalised
+from fastcheck_dask.tiers.store import Payload, check_store_name, flat_view
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+#: Files that a writer has not finished; nobody else reads or lists them.
+TEMPORARY_PREFIX = ".tmp-"
+#: How often a call is made that fails for a reason that may pass, and the first pause; the next are doubled.
+ATTEMPTS = 5
+FIRST_PAUSE_SECONDS = 0.05
+
+_TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+_MOVE = "a file stands where a folder is needed, or the reverse: move it away"
+_ADVICE = {
+    errno.EACCES: "give the user that runs FastCheck the right to write there",
+    errno.EPERM: "give the user that runs FastCheck the right to write there",
+    errno.EROFS: "the file system is mounted read-only: remount it, or choose another checkpoint directory",
+    errno.ENOTDIR: _MOVE,
+    errno.EEXIST: _MOVE,
+    errno.EISDIR: _MOVE,
+    errno.ENAMETOOLONG: "the name is too long for this file system: shorten the keys of the state",
+    errno.ENOENT: "the folder vanished: look whether its file system is still mounted",
+    errno.EFBIG: "files may not be that large here: raise the limit (ulimit -f), or use smaller chunks",
+}
+
+
+class FolderStore:
+    """An `ObjectStore` in a folder: a local disk, or one that several machines mount.
+
+    Parameters
+    ----------
+    location : str
+        Path of the folder; made if missing.
+    sleep : callable
+        Takes seconds; called between attempts.
+
+    Raises
+    ------
+    ConfigError
+        If something that is not a folder is there.
+    TierError
+        If the folder cannot be made.
+
+    Notes
+    -----
+    A file is written under a temporary name in its own folder, fsynced through the very descriptor that
+    wrote it (the only one that is sure to learn of a failed write-back), and then renamed. So each process
+    makes its own files durable before `write` returns. Folders are left to :meth:`sync`: an fsync of a
+    folder covers the names that any process of this machine put into it, and an NFS server has stored the
+    names already.
+    """
+
+    def __init__(self, location: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.location = normalised(location)
+        self._root = Path(self.location)
+        self._sleep = sleep
+        try:
+            missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
+            self._root.mkdir(parents=True, exist_ok=True)
+            for folder in missing:
+                _fsync_folder(folder.parent)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(
+                f"checkpoint directory {self.location}: {error.filename} is a file, wanted a folder; "
+                "move it away, or choose another checkpoint directory"
+            ) from error
+        except OSError as error:
+            raise _explained(error, self._root, wanted_bytes=0) from error
+
+    def write(self, path: str, data: Payload) -> None:
+        """See :meth:`ObjectStore.write`; the bytes are durable on return, the name after :meth:`sync`."""
+        target, view = self._resolve(path), flat_view(data)
+
+        def attempt() -> None:
+            temporary = self._write_temporary(target, view)
+            try:
+                os.replace(temporary, target)
+            except OSError:
+                _remove_quietly(temporary)
+                raise
+
+        self._repeat(attempt, target, wanted_bytes=view.nbytes)
+
+    def create(self, path: str, data: Payload) -> bool:
+        """See :meth:`ObjectStore.create`; needs a file system with hard links."""
+        target, view = self._resolve(path), flat_view(data)
+
+        def attempt() -> bool:
+            temporary = self._write_temporary(target, view)
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                # An NFS server may have made the link and lost the answer: then it is this very file.
+                return os.path.samestat(os.stat(temporary), os.stat(target))
+            finally:
+                _remove_quietly(temporary)
+            return True
+
+        created = self._repeat(attempt, target, wanted_bytes=view.nbytes)
+        self.sync(path)
+        return created
+
+    def read(self, path: str) -> bytes:
+        """See :meth:`ObjectStore.read`."""
+        target = self._resolve(path)
+        return self._repeat(lambda: self._present(path, target.read_bytes), target)
+
+    def size(self, path: str) -> int:
+        """See :meth:`ObjectStore.size`."""
+        target = self._resolve(path)
+        found = self._repeat(lambda: self._present(path, target.stat), target)
+        if not stat.S_ISREG(found.st_mode):
+            raise ShardUnavailableError(f"{path} in {self.location} is not a file")
+        return found.st_size
+
+    def exists(self, path: str) -> bool:
+        """See :meth:`ObjectStore.exists`."""
+        try:
+            self.size(path)
+        except ShardUnavailableError:
+            return False
+        return True
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """See :meth:`ObjectStore.list`."""
+        top = self._resolve(prefix) if prefix else self._root
+
+        def attempt() -> tuple[str, ...]:
+            self._require_root()
+            return tuple(sorted(str(found.relative_to(self._root)) for found in _files(top)))
+
+        return self._repeat(attempt, top)
+
+    def delete(self, path: str) -> None:
+        """See :meth:`ObjectStore.delete`."""
+        target = self._resolve(path)
+
+        def attempt() -> None:
+            with suppress(*_ABSENT):
+                target.unlink()
+
+        self._repeat(attempt, target)
+
+    def delete_tree(self, prefix: str) -> None:
+        """See :meth:`ObjectStore.delete_tree`."""
+        target = self._resolve(prefix)
+
+        def attempt() -> None:
+            try:
+                shutil.rmtree(target)
+            except FileNotFoundError:
+                # Somebody else removes it too; what is left, if anything, is for the next attempt.
+                if os.path.lexists(target):
+                    raise OSError(errno.EBUSY, "changes while it is removed", str(target)) from None
+
+        self._repeat(attempt, target)
+
+    def sync(self, prefix: str) -> None:
+        """See :meth:`ObjectStore.sync`: fsync every folder at and below `prefix`, and those above it."""
+        top = self._resolve(prefix) if prefix else self._root
+        above = [p for p in top.parents if p == self._root or self._root in p.parents]
+        try:
+            for folder, _, _ in os.walk(top, topdown=False, onerror=_reraise_unless_absent):
+                _fsync_folder(Path(folder))
+            for parent in above:
+                _fsync_folder(parent)
+        except OSError as error:
+            # Not repeated: the kernel reports a failed write-back once, a second fsync would succeed in vain.
+            raise _explained(error, top, wanted_bytes=0) from error
+
+    def remove_temporaries(
+        self, *, older_than_seconds: float = 86400.0, now: Callable[[], float] = time.time
+    ) -> int:
+        """Remove what killed writers left in the whole location; return how many files.
+
+        A file younger than `older_than_seconds` may belong to a live writer, and stays.
+        """
+        removed = 0
+        for found in _files(self._root, temporaries=True):
+            with suppress(OSError):
+                if now() - found.stat().st_mtime >= older_than_seconds:
+                    found.unlink()
+                    removed += 1
+        return removed
+
+    def _resolve(self, path: str) -> Path:
+        check_store_name(path, self.location)
+        if any(part.startswith(TEMPORARY_PREFIX) for part in path.split("/")):
+            raise ConfigError(f"{path!r} cannot name something in {self.location}: {TEMPORARY_PREFIX}")
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{path!r} cannot be a file name: {error}") from error
+        return self._root / path
+
+    def _require_root(self) -> None:
+        # A location that was unmounted must not look like one in which nothing was saved yet.
+        if not self._root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._root))
+
+    def _present(self, path: str, action: Callable[[], _Result]) -> _Result:
+        try:
+            return action()
+        except _ABSENT as error:
+            self._require_root()
+            raise ShardUnavailableError(f"{path} is not in {self.location}") from error
+
+    def _write_temporary(self, target: Path, view: memoryview) -> str:
+        """Write and fsync a new file beside `target`; return its path, or raise and leave nothing."""
+        self._require_root()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = f"{target.parent}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                written = 0
+                while written < view.nbytes:
+                    written += os.write(descriptor, view[written:])
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            _remove_quietly(temporary)
+            raise
+        return temporary
+
+    def _repeat(self, attempt: Callable[[], _Result], target: Path, *, wanted_bytes: int = 0) -> _Result:
+        """Return the result of `attempt`, called again while its error may pass."""
+        pause = FIRST_PAUSE_SECONDS
+        for left in range(ATTEMPTS - 1, -1, -1):
+            try:
+                return attempt()
+            except OSError as error:
+                if error.errno not in _TRANSIENT or not left:
+                    raise _explained(error, target, wanted_bytes=wanted_bytes) from error
+                logger.warning("%s: %s; trying again, %d attempts left", target, error.strerror, left)
+                self._sleep(pause)
+                pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _files(top: Path, *, temporaries: bool = False) -> Iterator[Path]:
+    """Yield the files at and below `top`: the finished ones, or the temporary ones."""
+    for folder, _, names in os.walk(top, onerror=_reraise_unless_absent):
+        for name in names:
+            if name.startswith(TEMPORARY_PREFIX) == temporaries:
+                yield Path(folder, name)
+
+
+def _reraise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, _ABSENT):
+        raise error
+
+
+def _fsync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no fsync of folders: with them, names are stored at once.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove_quietly(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def _explained(error: OSError, target: Path, *, wanted_bytes: int) -> TierError:
+    """Say what could not be done where, and what to do about it."""
+    number = error.errno or 0
+    if number in _FULL:
+        quota = " (a quota is used up)" if number == errno.EDQUOT else ""
+        return TierFullError(
+            str(target),
+            wanted_bytes,
+            _free_bytes(target),
+            f"free some room, remove old checkpoints, or choose another checkpoint directory{quota}",
+        )
+    advice = _ADVICE.get(number, "look at the file system and its log")
+    if number in _TRANSIENT:
+        advice = f"the file system failed again and again; {advice}"
+    elif number in (errno.ENOTSUP, errno.EMLINK, errno.EXDEV):
+        advice = "this file system has no hard links, by which commits are made: choose another one"
+    return TierError(f"{target}: {error.strerror or error} ({errno.errorcode.get(number, number)}); {advice}")
+
+
+def _free_bytes(target: Path) -> int:
+    """Return the room that is left where `target` would lie, symbolic links and mounts followed."""
+    for folder in target.parents:
+        with suppress(OSError):
+            found = os.statvfs(folder)
+            return found.f_bavail * found.f_frsize
+    return 0

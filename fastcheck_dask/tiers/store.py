@@ -1,0 +1,78 @@
+"""What a store of the object tier is: bytes under names, relative to one location."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fastcheck_dask.errors import ConfigError
+
+Payload = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+
+class ObjectStore(Protocol):
+    """Bytes under names like ``a/b/c``, relative to one location.
+
+    Every method blocks, may be called from any thread and process, and raises `TierError` when the store
+    cannot do it (`TierFullError` when there is no room), and `ConfigError` for a name that leads out of the
+    location. A call that fails or is killed leaves what was there, never a part of the new.
+    """
+
+    location: str
+
+    def write(self, path: str, data: Payload) -> None:
+        """Put `data` under `path`, in place of what was there, all at once."""
+        ...
+
+    def create(self, path: str, data: Payload) -> bool:
+        """Put `data` under `path`, durably, if nothing is there; return whether it was this call that did."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return what is under `path`; `ShardUnavailableError` if nothing is."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Return the bytes under `path`; `ShardUnavailableError` if nothing is there."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Say whether something is under `path`."""
+        ...
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return all names that begin with ``prefix/``, sorted; all there are for an empty prefix."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove what is under `path`, if anything."""
+        ...
+
+    def delete_tree(self, prefix: str) -> None:
+        """Remove everything whose name begins with ``prefix/``, unfinished writes included."""
+        ...
+
+    def sync(self, prefix: str) -> None:
+        """Return when `prefix`, and all below it that was written before, would survive a loss of power."""
+        ...
+
+
+def check_store_name(path: str, location: str) -> None:
+    """Raise `ConfigError` for a name that leads out of a location, or that no store can have."""
+    for part in path.split("/"):
+        if part in ("", ".", "..") or "\0" in part:
+            raise ConfigError(f"{path!r} cannot name something in {location}: wrong part {part!r}")
+
+
+def flat_view(data: Payload) -> memoryview:
+    """Return the bytes of `data`, flat and without a copy."""
+    if isinstance(data, np.ndarray):
+        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise ConfigError(
+                f"wanted contiguous bytes, got an array of {data.dtype} with strides {data.strides}"
+            )
+        return data.reshape(-1).data
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
