@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from fastcheck_dask.errors import ConfigError
 
@@ -35,22 +35,39 @@ def is_url(location: str) -> bool:
 
 
 def normalised(location: str) -> str:
-    """Return one spelling for one place: absolute path, or URL without a trailing slash."""
-    if is_url(location):
-        parts = urlsplit(location)
-        if parts.scheme == "file":
-            return str(Path(parts.path).resolve())
-        return location.rstrip("/")
-    return str(Path(location).expanduser().resolve())
+    """Return one spelling for one place: absolute path; URL with sorted options, no slash at its end."""
+    if not is_url(location):
+        return str(Path(location).expanduser().resolve())
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return str(Path(parts.path).resolve())
+    query = f"?{urlencode(sorted(parse_qsl(parts.query, keep_blank_values=True)))}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}{query}"
+
+
+def joined(location: str, name: str) -> str:
+    """Return the location of something below a location.
+
+    >>> joined("s3://bucket/run?region=eu", "00000001-t"), joined("/data/run", "00000001-t")
+    ('s3://bucket/run/00000001-t?region=eu', '/data/run/00000001-t')
+    """
+    if not is_url(location):
+        return f"{location}/{name}"
+    base, mark, query = location.partition("?")
+    return f"{base}/{name}{mark}{query}"
 
 
 def run_id_for(location: str) -> str:
     """Return the run id of a checkpoint directory: its last name and a hash of the whole.
 
+    The options of a URL do not count: they say how to get there, not where it is.
+
     >>> run_id_for("/data/ckpts") == run_id_for("/data/x/../ckpts/")
     True
     """
     whole = normalised(location)
+    if is_url(whole):
+        whole = whole.partition("?")[0]
     last = re.sub(r"[^A-Za-z0-9._=+-]", "-", whole.rstrip("/").rsplit("/", 1)[-1]).lstrip("._=+-") or "run"
     return f"{last[:64]}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
 

@@ -102,3 +102,13 @@ def test_run_id_is_a_name_and_tells_places_apart(tmp_path):
     assert run_id_for(f"{tmp_path}/run-7").startswith("run-7-")
     for location in ("/", "/data/.hidden", "/data/é ü", f"/{'x' * 200}", "s3://bucket", "file:///tmp/a b"):
         assert check_name(run_id_for(location), "run") == run_id_for(location)
+
+
+def test_normalised_url_has_one_spelling_and_its_options_do_not_name_the_run():
+    spellings = [
+        "s3://bucket/run/?region=eu&endpoint=http://h:9000",
+        "s3://bucket/run?endpoint=http%3A%2F%2Fh%3A9000&region=eu",
+    ]
+    assert len({normalised(location) for location in spellings}) == 1
+    assert len({run_id_for(location) for location in [*spellings, "s3://bucket/run"]}) == 1
+    assert run_id_for("s3://bucket/run") != run_id_for("s3://other/run")

@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import is_url
 from fastcheck_dask.tiers.folder_store import FolderStore
+from fastcheck_dask.tiers.s3_location import S3Location
 from fastcheck_dask.tiers.store import ObjectStore
+
+_WANTED = "the path of a folder, or s3://bucket/folder"
 
 
 def open_store(location: str, *, sleep: Callable[[float], None] = time.sleep) -> ObjectStore:
-    """Return the store at `location`, a folder or a ``file://`` URL; the folder is made if missing.
+    """Return the store at a location.
+
+    Parameters
+    ----------
+    location : str
+        A folder, made if missing; a ``file://`` URL; or ``s3://bucket/folder?endpoint=...``.
+    sleep : callable
+        Takes seconds; called between attempts in a folder.
 
     Raises
     ------
     ConfigError
-        If it is empty, a URL of another kind, or if a file is there.
+        If it is empty, a URL of another kind, or if a file is there; if S3 is asked for and its client
+        library is not installed.
     TierError
         If the folder cannot be made.
     """
     if not location:
-        raise ConfigError("the checkpoint directory is empty; wanted the path of a folder")
-    if is_url(location):
-        parts = urlsplit(location)
-        if parts.scheme != "file":
-            raise ConfigError(
-                f"checkpoint directory {location!r}: this version has only folders, no {parts.scheme}://; "
-                "give a path, for instance of a folder that all machines mount"
-            )
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
-            raise ConfigError(f"checkpoint directory {location!r}: wanted file:///absolute/path")
-        return FolderStore(parts.path, sleep=sleep)
-    return FolderStore(location, sleep=sleep)
+        raise ConfigError(f"the checkpoint directory is empty; wanted {_WANTED}")
+    if not is_url(location):
+        return FolderStore(location, sleep=sleep)
+    parts = urlsplit(location)
+    if parts.scheme == "s3":
+        return _open_s3(S3Location.parse(location).text)
+    if parts.scheme != "file":
+        raise ConfigError(f"checkpoint directory {location!r}: no {parts.scheme}:// here; give {_WANTED}")
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
+        raise ConfigError(f"checkpoint directory {location!r}: wanted file:///absolute/path")
+    return FolderStore(parts.path, sleep=sleep)
+
+
+@lru_cache(maxsize=32)
+def _open_s3(location: str) -> ObjectStore:
+    """Return the one store of a location in this process: its connections are worth keeping."""
+    try:
+        # Optional, and slow to import: only who uses S3 needs it.
+        from fastcheck_dask.tiers.s3_store import S3Store
+    except ImportError as error:
+        raise ConfigError(
+            f"checkpoint directory {location}: S3 needs obstore: pip install 'fastcheck-dask[s3]' ({error})"
+        ) from error
+    return S3Store(location)
