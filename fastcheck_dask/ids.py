@@ -57,6 +57,17 @@ def joined(location: str, name: str) -> str:
     return f"{base}/{name}{mark}{query}"
 
 
+def parted(location: str) -> tuple[str, str]:
+    """Undo :func:`joined`: return where something lies, and its name.
+
+    >>> parted("s3://bucket/run/00000001-t?region=eu")
+    ('s3://bucket/run?region=eu', '00000001-t')
+    """
+    base, mark, query = location.partition("?") if is_url(location) else (location, "", "")
+    folder, _, name = base.rpartition("/")
+    return f"{folder}{mark}{query}", name
+
+
 def run_id_for(location: str) -> str:
     """Return the run id of a checkpoint directory: its last name and a hash of the whole.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fastcheck_dask.config import parse_shards
 from fastcheck_dask.errors import ClosedError, ConfigError, LayoutError
-from fastcheck_dask.ids import check_name, normalised, parse_directory_name
+from fastcheck_dask.ids import check_name, joined, normalised, parse_directory_name, parted
 from fastcheck_dask.integrations.callback import FastCheckCallback, Position
 from fastcheck_dask.integrations.training_state import (
     check_model,
@@ -281,12 +281,12 @@ class FastCheckWrapper:
             if named is not None and text not in self.manager.tags():
                 return named
             return None, check_name(text, "resume_path, unless it is the path of a checkpoint,")
-        folder, _, name = normalised(text).rpartition("/")
+        folder, name = parted(normalised(text))
         found = parse_directory_name(name)
         if found is None or folder != self.manager.checkpoint_dir:
             raise ConfigError(
                 f"resume_path {text!r} is no checkpoint below {self.manager.checkpoint_dir}; give a tag "
-                f"('epoch3_step1200') or a path ('{self.manager.checkpoint_dir}/00000012-epoch3_step1200'), "
+                f"('epoch3_step1200') or a path ({joined(self.manager.checkpoint_dir, '00000012-t')!r}), "
                 "leave it out for the newest checkpoint, or make a wrapper for that other directory"
             )
         return found

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fastcheck_dask.coordination.connect import sqlite_path
 from fastcheck_dask.errors import ConfigError
-from fastcheck_dask.ids import normalised
+from fastcheck_dask.ids import is_url, normalised
 from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
 
 
 def place_of(checkpoint_dir: object) -> str:
     """Return the one spelling of a checkpoint directory."""
-    location = _text(checkpoint_dir, "checkpoint_dir", "the path of a folder")
+    location = _text(checkpoint_dir, "checkpoint_dir", "the path of a folder or a URL")
     return normalised(location)
 
 
@@ -37,6 +37,14 @@ def coordinator_url(url: str) -> str:
     if url.startswith("sqlite:"):
         return f"sqlite:///{str(sqlite_path(url).expanduser().absolute()).lstrip('/')}"
     return url
+
+
+def own_coordinator(location: str, run: str) -> str:
+    """Return the coordinator of a run that was given none: a file beside its checkpoints, or of this user."""
+    if not is_url(location):
+        return f"sqlite:///{location}/.fastcheck/coordinator.db"
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    return f"sqlite:///{state}/fastcheck/{run}.db"
 
 
 def refuse_foreign_run(location: str, run: str, markers: Iterable[CommitMarker]) -> None:

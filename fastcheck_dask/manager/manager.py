@@ -20,7 +20,7 @@ from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, SaveBusyError
-from fastcheck_dask.ids import check_name, run_id_for
+from fastcheck_dask.ids import check_name, is_url, joined, run_id_for
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.agents import Agents
@@ -28,6 +28,7 @@ from fastcheck_dask.manager.arguments import (
     check_address,
     coordinator_url,
     local_folder,
+    own_coordinator,
     place_of,
     refuse_foreign_run,
 )
@@ -49,7 +50,9 @@ class FastCheckManager:
     Parameters
     ----------
     checkpoint_dir : str or Path
-        Folder of the object tier; it also names the run, unless `run_id` is given.
+        The object tier: a folder, or ``s3://bucket/folder?endpoint=http://host:9000`` (options where needed;
+        credentials come from the environment, here and on the storage nodes). It also names the run, unless
+        `run_id` is given.
     scheduler : str, optional
         Address of the Dask scheduler of the storage nodes (``tcp://host:8786``).
     coordinator : str, optional
@@ -133,7 +136,8 @@ class FastCheckManager:
         self.last_load: LoadReport | None = None
         root = local_folder(self._settings.local_dir)
         self._local = LocalTier(self._run, Path(root) if root else None)
-        self._ownership = Ownership(self._run, self._local.path, Path(self._location))
+        folder = None if is_url(self._location) else Path(self._location)
+        self._ownership = Ownership(self._run, self._local.path, folder)
         try:
             self._agents = Agents(self._start_message(url, wanted, root), self._note_failure)
             self._snapshots = Snapshots(
@@ -157,7 +161,7 @@ class FastCheckManager:
                     f"no storage node is registered with the scheduler {scheduler}; start some "
                     "(`dask fastcheck storage`), or give coordinator=... so that they can come later"
                 )
-        return coordinator_url(coordinator or f"sqlite:///{self._location}/.fastcheck/coordinator.db")
+        return coordinator_url(coordinator or own_coordinator(self._location, self._run))
 
     def _start_message(self, url: str, wanted: int | None, root: str | None) -> Message:
         return {
@@ -322,7 +326,7 @@ class FastCheckManager:
         """Return where the object tier has the newest checkpoint of a tag: a zarr group."""
         for marker in reversed(self._folder.committed()):
             if marker.tag == tag:
-                return f"{self._location}/{marker.directory}"
+                return joined(self._location, marker.directory)
         raise ConfigError(f"{self._location} has no committed checkpoint with the tag {tag!r} (yet)")
 
     def wait_until_finished(self, timeout: float | None = None) -> None:

@@ -21,8 +21,9 @@ class Ownership:
         The run.
     local : Path
         Folder of its slots.
-    location : Path
-        The checkpoint directory. Another run must not write into it, even before either has committed.
+    location : Path or None
+        The checkpoint directory, if it is a folder. Another run must not write into it, even before either
+        has committed.
 
     Raises
     ------
@@ -30,19 +31,23 @@ class Ownership:
         If another live manager has either.
     """
 
-    def __init__(self, run: str, local: Path, location: Path) -> None:
+    def __init__(self, run: str, local: Path, location: Path | None) -> None:
         self._locks: list[ProcessLock] = []
         try:
             self._take(local / "trainer.lock", f"run {run}")
-            try:
-                (location / PRIVATE).mkdir(parents=True, exist_ok=True)
-                self._take(location / PRIVATE / "trainer.lock", f"the checkpoint directory {location}")
-            except (TierError, OSError) as error:
-                # A file system without locks, or read-only now: the coordinator still refuses a second owner.
-                log.warning("%s is not locked against other runs: %s", location, error)
+            if location is not None:
+                self._take_folder(location)
         except BaseException:
             self.release()
             raise
+
+    def _take_folder(self, location: Path) -> None:
+        try:
+            (location / PRIVATE).mkdir(parents=True, exist_ok=True)
+            self._take(location / PRIVATE / "trainer.lock", f"the checkpoint directory {location}")
+        except (TierError, OSError) as error:
+            # A file system without locks, or read-only now: the coordinator still refuses a second owner.
+            log.warning("%s is not locked against other runs: %s", location, error)
 
     def _take(self, path: Path, what: str) -> None:
         lock = ProcessLock(path, role="trainer")

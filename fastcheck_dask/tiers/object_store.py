@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -40,7 +41,8 @@ def open_store(location: str, *, sleep: Callable[[float], None] = time.sleep) ->
         return FolderStore(location, sleep=sleep)
     parts = urlsplit(location)
     if parts.scheme == "s3":
-        return _open_s3(S3Location.parse(location).text)
+        credentials = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+        return _open_s3(S3Location.parse(location).text, credentials)
     if parts.scheme != "file":
         raise ConfigError(f"checkpoint directory {location!r}: no {parts.scheme}:// here; give {_WANTED}")
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
@@ -49,8 +51,8 @@ def open_store(location: str, *, sleep: Callable[[float], None] = time.sleep) ->
 
 
 @lru_cache(maxsize=32)
-def _open_s3(location: str) -> ObjectStore:
-    """Return the one store of a location in this process: its connections are worth keeping."""
+def _open_s3(location: str, _credentials: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """Return the one store of a location and its credentials: its connections are worth keeping."""
     try:
         # Optional, and slow to import: only who uses S3 needs it.
         from fastcheck_dask.tiers.s3_store import S3Store

@@ -216,7 +216,7 @@ def test_open_store_missing_folder_is_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "location", ["", "s3://bucket/run", "gs://b", "https://host/x", "file://host/x", "file://", "file:///a?b"]
+    "location", ["", "gs://bucket/run", "gs://b", "https://host/x", "file://host/x", "file://", "file:///a?b"]
 )
 def test_open_store_what_is_no_folder_is_refused(location):
     with pytest.raises(ConfigError):
