@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+#: Elsewhere than on Linux the monotonic clock, which stands still while the machine is suspended.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """A monotonic clock."""
@@ -24,6 +27,11 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def boot_seconds() -> float:
+    """Return the seconds since the machine booted, those of a suspend too; the same for all its processes."""
+    return time.clock_gettime(_SINCE_BOOT)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Small shared entries with versions and sessions: what election, states, leases and groups are built on.
 
 A path is like ``runs/run-1/lease``: names joined by slashes, relative to the coordinator's root. Parents need
-not be made. A version is 0 when the entry is created and grows by one with each write; an entry that is
-deleted and created again begins anew, so a fencing token has to be the version of one that is never deleted.
+not be made: missing ones become empty entries, which stay until they are deleted; under an ephemeral entry
+there can be none. One `apply` takes at most 900,000 bytes of paths and values, and 1,000 changes. A version is
+0 when the entry is created and grows by one with each write; an entry that is deleted and created again begins
+anew, so a fencing token has to be the version of one that is never deleted.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class Watch(Protocol):
         """Wait for a change since the last return of True, or since the watch was made; False: none yet.
 
         Says True too often rather than too rarely: also when the connection came back, or the session is
-        another one. Whoever sees True reads again; what is written after that read is told again.
+        another one. Whoever sees True reads again; what is written after that read is told again. When the
+        session was closed every call returns True at once: the read then says so. Blocks a little longer than
+        `seconds` where it has to ask the coordinator.
         """
         ...
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from fastcheck_dask.coordination.entries import (
-    Change,
-    Check,
-    Create,
-    Delete,
-    Entry,
-    EntryConflictError,
-    OutcomeUnknownError,
-    Write,
-)
+from fastcheck_dask.coordination.changes import check_changes, check_path, judge_change, judge_parent, parents
+from fastcheck_dask.coordination.entries import Change, Create, Delete, Entry, OutcomeUnknownError, Write
 from fastcheck_dask.errors import ClosedError, CoordinationError
 
 
@@ -68,13 +60,13 @@ class MemoryEntries:
         self.session = ""
         self.unreachable = False
         self.faults: list[tuple[BaseException, bool]] = []
-        self._closed = False
+        self.closed = False
         self._new_session()
 
     @property
     def connected(self) -> bool:
         """Whether calls are answered now."""
-        return not self.unreachable and not self._closed
+        return not self.unreachable and not self.closed
 
     def expire(self) -> None:
         """End the session as the coordinator does; the next one begins at once."""
@@ -84,12 +76,12 @@ class MemoryEntries:
 
     def close(self) -> None:
         """End the session for good. Idempotent."""
-        self._closed = True
+        self.closed = True
         self._shared.end(self.session)
 
     def get(self, path: str, *, fresh: bool = True) -> Entry | None:  # noqa: ARG002
         """Return an entry; always fresh."""
-        self._check()
+        self._check(path)
         with self._shared.changed:
             return self._shared.entries.get(path)
 
@@ -99,7 +91,7 @@ class MemoryEntries:
 
     def names(self, path: str) -> tuple[str, ...]:
         """Return the names under a path."""
-        self._check()
+        self._check(path)
         prefix = f"{path}/"
         with self._shared.changed:
             below = [found for found in self._shared.entries if found.startswith(prefix)]
@@ -108,16 +100,17 @@ class MemoryEntries:
     def apply(self, *changes: Change) -> None:
         """Make all changes or none."""
         self._check()
+        check_changes(changes)
         error, done = self.faults.pop(0) if self.faults else (None, True)
         if done:
             self._shared.apply(self.session, changes)
         if error is not None:
             raise error
 
-    def watch(self, path: str) -> MemoryWatch:  # noqa: ARG002
+    def watch(self, path: str) -> MemoryWatch:
         """Watch a path; any change anywhere is told."""
-        self._check()
-        return MemoryWatch(self._shared)
+        self._check(path)
+        return MemoryWatch(self._shared, self)
 
     def lose_reply(self, *, done: bool) -> None:
         """Have the next change raise `OutcomeUnknownError`, after it took effect or without."""
@@ -128,8 +121,9 @@ class MemoryEntries:
             self._shared.sessions += 1
             self.session = f"session-{self._shared.sessions}"
 
-    def _check(self) -> None:
-        if self._closed:
+    def _check(self, path: str = "any") -> None:
+        check_path(path)
+        if self.closed:
             raise ClosedError("the session was closed")
         if self.unreachable:
             raise CoordinationError("the coordinator did not answer")
@@ -138,18 +132,16 @@ class MemoryEntries:
 class MemoryWatch:
     """A watch on everything."""
 
-    def __init__(self, shared: SharedEntries) -> None:
-        self._shared = shared
+    def __init__(self, shared: SharedEntries, entries: MemoryEntries) -> None:
+        self._shared, self._entries = shared, entries
         self._seen = shared.count
         self._closed = False
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for the next change."""
         with self._shared.changed:
-            self._shared.changed.wait_for(
-                lambda: self._closed or self._shared.count != self._seen, timeout=seconds
-            )
-            told, self._seen = self._shared.count != self._seen, self._shared.count
+            told = self._shared.changed.wait_for(lambda: self._closed or self._told(), timeout=seconds)
+            self._seen = self._shared.count
             return told and not self._closed
 
     def close(self) -> None:
@@ -158,23 +150,20 @@ class MemoryWatch:
             self._closed = True
             self._shared.changed.notify_all()
 
+    def _told(self) -> bool:
+        return self._entries.closed or self._shared.count != self._seen
+
 
 def _change(entries: dict[str, Entry], change: Change, session: str) -> None:
     found = entries.get(change.path)
+    occupied = isinstance(change, Delete) and any(path.startswith(f"{change.path}/") for path in entries)
+    judge_change(change, found=found, occupied=occupied)
     if isinstance(change, Create):
-        if found is not None:
-            raise EntryConflictError(change.path, "it exists already")
+        for above in parents(change.path):
+            judge_parent(change.path, entries.setdefault(above, Entry(b"", 0)))
         entries[change.path] = Entry(change.value, 0, session if change.ephemeral else "")
-        return
-    if found is None:
-        raise EntryConflictError(change.path, "there is none")
-    if change.version is not None and change.version != found.version:
-        raise EntryConflictError(change.path, f"it has version {found.version}, not {change.version}")
-    if isinstance(change, Write):
+    elif isinstance(change, Write):
+        assert found is not None
         entries[change.path] = replace(found, value=change.value, version=found.version + 1)
     elif isinstance(change, Delete):
-        if any(path.startswith(f"{change.path}/") for path in entries):
-            raise EntryConflictError(change.path, "there are entries under it")
         del entries[change.path]
-    else:
-        assert isinstance(change, Check)

@@ -33,6 +33,7 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.data_server import DataServer, ObjectWriter
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.testing.entries import MemoryEntries, SharedEntries
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
@@ -199,6 +200,7 @@ class _Shared:
     claims: dict[str, tuple[str, FakeCoordinator, int]] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
     commits: dict[str, dict[int, CommitRecord]] = field(default_factory=dict)
+    entries: SharedEntries = field(default_factory=SharedEntries)
 
 
 class FakeCoordinator:
@@ -215,10 +217,24 @@ class FakeCoordinator:
     def __init__(self, shared: _Shared | None = None) -> None:
         self._shared = _Shared() if shared is None else shared
         self._closed = False
-        self.unreachable = False
+        self._entries = self._shared.entries.session()
         self.commit_faults: list[tuple[BaseException, bool]] = []
         #: Commits that were asked for.
         self.asked: list[CommitRecord] = []
+
+    @property
+    def entries(self) -> MemoryEntries:
+        """Small shared entries, in the same session."""
+        return self._entries
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether nothing is answered; the session and what is ephemeral live on."""
+        return self._entries.unreachable
+
+    @unreachable.setter
+    def unreachable(self, value: bool) -> None:
+        self._entries.unreachable = value
 
     def another(self) -> FakeCoordinator:
         """Return another session with the same coordinator."""
@@ -313,6 +329,7 @@ class FakeCoordinator:
     def close(self) -> None:
         """End the session. Idempotent."""
         self._closed = True
+        self._entries.close()
         with self._shared.lock:
             for table in (self._shared.nodes, self._shared.claims):
                 for key in [key for key, entry in table.items() if entry[1] is self]:

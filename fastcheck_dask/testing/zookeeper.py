@@ -166,7 +166,7 @@ class ZooKeeperServer:
             "dataDir": self._data_path,
             "clientPort": self.port,
             "clientPortAddress": "127.0.0.1",
-            "4lw.commands.whitelist": "conf",
+            "4lw.commands.whitelist": "conf,mntr",
             "maxSessionTimeout": 60_000,
             "maxClientCnxns": 0,
             "admin.enableServer": "false",

@@ -15,8 +15,10 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoChildrenForEphemeralsError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
@@ -26,7 +28,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
-from fastcheck_dask.clock import Deadline
+from fastcheck_dask.clock import Deadline, boot_seconds
 from fastcheck_dask.errors import ClosedError, CoordinationError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,13 @@ _REPLY_LOST: Final = (
     OperationTimeoutError,
 )
 #: What callers of `attempt` judge themselves.
-_ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
+_ANSWERS: Final = (
+    NoNodeError,
+    NodeExistsError,
+    BadVersionError,
+    NotEmptyError,
+    NoChildrenForEphemeralsError,
+)
 _RETRY_SECONDS: Final = 0.02
 
 #: Starts an asynchronous kazoo call and returns its result object.
@@ -56,6 +64,10 @@ Call = Callable[[KazooClient], Any]
 
 class ReplyLostError(Exception):
     """The connection broke before the answer came; a write may have taken effect or not."""
+
+
+class AnswerMissingError(CoordinationError):
+    """No answer came in time to what was sent; a write may yet take effect."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,8 @@ class Session:
     ) -> None:
         self.hosts = hosts
         self.timeout_seconds, self.session_seconds = timeout_seconds, session_seconds
+        #: The server has answered something that was sent after this moment, seconds since boot.
+        self.heard_at = float("-inf")
         self._pid = os.getpid()
         self._on_change = on_change
         self._connected = threading.Event()
@@ -163,18 +177,25 @@ class Session:
         if not self._connected.wait(deadline.left()):
             raise self._unreachable(what, "there is no connection")
         self.check_usable()
+        sent_at = boot_seconds()
         try:
-            return call(self._client).get(timeout=deadline.left())
+            answer = call(self._client).get(timeout=deadline.left())
         except _REPLY_LOST as error:
             raise ReplyLostError(what) from error
         except KazooTimeoutError as error:
-            raise self._unreachable(what, "the answer is missing") from error
+            raise AnswerMissingError(self._unreachable(what, "the answer is missing").message) from error
         except _ANSWERS:
             raise
         except KazooException as error:
             raise CoordinationError(
                 f"ZooKeeper at {self.hosts} refused {what}: {type(error).__name__} {error}".rstrip()
             ) from error
+        self.heard_at = max(self.heard_at, sent_at)
+        return answer
+
+    def wait_connected(self, seconds: float | None) -> bool:
+        """Wait for a connection, or for the session to be closed."""
+        return self._connected.wait(seconds)
 
     def repeat(self, what: str, call: Call, *, deadline: Deadline) -> Any:
         """Make a call that may be made twice, until it is answered; else as :meth:`attempt`."""
@@ -194,7 +215,7 @@ class Session:
     def read(self, path: str, *, deadline: Deadline) -> Znode | None:
         """Return a znode, None if there is none."""
         try:
-            return _znode(self.repeat(f"reading {path}", lambda c: c.get_async(path), deadline=deadline))
+            return znode(self.repeat(f"reading {path}", lambda c: c.get_async(path), deadline=deadline))
         except NoNodeError:
             return None
 
@@ -202,11 +223,51 @@ class Session:
         """Return many znodes in the order asked, None for those that are missing; one round trip for all."""
         asked = list(paths)
 
-        def start(client: KazooClient) -> _All:
-            return _All([client.get_async(path) for path in asked])
+        def start(client: KazooClient) -> AllAnswers:
+            return AllAnswers([client.get_async(path) for path in asked])
 
         found = self.repeat(f"reading {len(asked)} znodes", start, deadline=deadline)
-        return [None if one is None else _znode(one) for one in found]
+        return [None if one is None else znode(one) for one in found]
+
+    def fresh(
+        self, what: str, reads: Callable[[KazooClient], list[Any]], *, fence: str, deadline: Deadline
+    ) -> list[Any]:
+        """Make reads that see every change which was acknowledged to anybody before this call.
+
+        Parameters
+        ----------
+        what : str
+            For messages.
+        reads : callable
+            Starts them.
+        fence : str
+            A znode that is there for good.
+        deadline : Deadline
+            By when they have to be answered.
+
+        Returns
+        -------
+        list
+            The answers; None where there is no such znode.
+
+        Notes
+        -----
+        ``sync`` is not enough: a leader that was deposed and has not noticed answers it without asking
+        anybody. A transaction is acknowledged by a quorum, so none that was acknowledged before is missing
+        after it; and a server answers one session in order. Both travel at once, in one round trip.
+        """
+
+        def start(client: KazooClient) -> AllAnswers:
+            transaction = client.transaction()
+            transaction.check(fence, -1)
+            return AllAnswers([transaction.commit_async(), *reads(client)])
+
+        checked, *found = self.repeat(what, start, deadline=deadline)
+        if isinstance(checked[0], Exception):
+            raise CoordinationError(
+                f"ZooKeeper at {self.hosts} refused {what}: {fence}: {checked[0]!r}; was it emptied?"
+            )
+        return list(found)
 
     def children(self, path: str, *, deadline: Deadline) -> list[str] | None:
         """Return the names under a znode, sorted; None if there is no such znode."""
@@ -290,13 +351,14 @@ class Session:
         )
 
 
-class _All:
+class AllAnswers:
     """Many results as one; None stands for a znode that is not there."""
 
     def __init__(self, results: list[Any]) -> None:
         self._results = results
 
     def get(self, timeout: float) -> list[Any]:
+        """Return the answers in the order asked."""
         deadline = Deadline.after(timeout)
         found: list[Any] = []
         for result in self._results:
@@ -307,6 +369,7 @@ class _All:
         return found
 
 
-def _znode(answer: Any) -> Znode:
+def znode(answer: Any) -> Znode:
+    """Return the znode in kazoo's answer to a read."""
     data, stat = answer
     return Znode(data or b"", stat.version, stat.ephemeralOwner, stat.ctime)

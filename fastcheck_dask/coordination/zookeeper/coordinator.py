@@ -10,6 +10,7 @@ from fastcheck_dask.coordination.base import CommitRecord, NodeInfo, Registratio
 from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, claim, present_owner
 from fastcheck_dask.coordination.zookeeper.client import Session
 from fastcheck_dask.coordination.zookeeper.commits import all_commits, commit, latest_commit, mark_persisted
+from fastcheck_dask.coordination.zookeeper.entries import ZooKeeperEntries
 from fastcheck_dask.coordination.zookeeper.ephemeral import Keeper
 from fastcheck_dask.coordination.zookeeper.registry import live_nodes, register
 from fastcheck_dask.coordination.zookeeper.znodes import FORMAT_VERSION, Znodes
@@ -64,6 +65,12 @@ class ZooKeeperCoordinator:
             self._session.close()
             raise
         self._keeper.start(self._session)
+        self._entries = ZooKeeperEntries(self._session, self._znodes)
+
+    @property
+    def entries(self) -> ZooKeeperEntries:
+        """Small shared entries, in the same session."""
+        return self._entries
 
     def register(self, info: NodeInfo) -> Registration:
         """Announce a storage node; see `Coordinator`."""
@@ -119,12 +126,13 @@ class ZooKeeperCoordinator:
         if not self._session.foreign:
             self._keeper.stop()
             self._session.close()
+            self._entries.close()
             self._keeper.join(self._session.timeout_seconds)
 
     def _prepare_root(self) -> None:
         session, znodes = self._session, self._znodes
         deadline = session.deadline()
-        for path in (znodes.root, znodes.nodes, znodes.runs):
+        for path in (znodes.root, znodes.nodes, znodes.runs, znodes.entries):
             session.ensure(path, deadline=deadline)
         wanted = str(FORMAT_VERSION).encode()
         with contextlib.suppress(NodeExistsError):

@@ -8,6 +8,7 @@
     <root>/runs/<run>/fence                    its version is the fencing token; holds the last claim
     <root>/runs/<run>/latest                   newest committed generation, decimal; empty before the first
     <root>/runs/<run>/decisions/<generation>   commit record, ten digits
+    <root>/entries/<path>                      an entry
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Znodes:
     def runs(self) -> str:
         """Parent of the runs."""
         return f"{self.root}/runs"
+
+    @property
+    def entries(self) -> str:
+        """Parent of the entries; it is never deleted."""
+        return f"{self.root}/entries"
 
     def node(self, name: str) -> str:
         """Return where a storage node registers."""

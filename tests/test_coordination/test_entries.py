@@ -1,0 +1,395 @@
+"""What the entries of every coordinator do; the same tests for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import pytest
+
+from fastcheck_dask.coordination.entries import (
+    Check,
+    Create,
+    Delete,
+    Entry,
+    EntryConflictError,
+    Write,
+)
+from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError
+from fastcheck_dask.testing.fakes import FakeCoordinator
+
+
+@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(kind, request, tmp_path):
+    if kind == "zookeeper":
+        return request.getfixturevalue("zookeeper_url")
+    return f"sqlite://{tmp_path}/c.db" if kind == "embedded" else "memory"
+
+
+@pytest.fixture
+def opened(url, open_coordinator):
+    """Open one session after another with the same coordinator."""
+    first = FakeCoordinator() if url == "memory" else None
+
+    def start():
+        return first.another() if first else open_coordinator(url)
+
+    return start
+
+
+@pytest.fixture
+def coordinator(opened):
+    return opened()
+
+
+@pytest.fixture
+def entries(coordinator):
+    return coordinator.entries
+
+
+@pytest.fixture
+def others(opened):
+    """Return the entries as another session sees them."""
+    return opened().entries
+
+
+# Values, versions and names
+
+
+def test_get_nothing_there_is_none(entries):
+    assert entries.get("a/b") is None
+    assert entries.get("a/b", fresh=False) is None
+    assert entries.names("a") == ()
+    assert entries.get_many() == []
+
+
+def test_apply_create_write_versions_grow_and_others_see_them(entries, others):
+    entries.apply(Create("a/b", b"one"))
+    assert others.get("a/b") == Entry(b"one", 0)
+    entries.apply(Write("a/b", b"two", 0))
+    others.apply(Write("a/b", b"", None))
+    assert entries.get("a/b") == others.get("a/b") == Entry(b"", 2)
+    assert entries.get("a/b", fresh=False).version >= 1
+
+
+def test_apply_entry_made_again_begins_anew(entries):
+    entries.apply(Create("a", b"x"), Write("a", b"y", 0))
+    entries.apply(Delete("a", 1), Create("a", b"z"))
+    assert entries.get("a") == Entry(b"z", 0)
+
+
+def test_apply_one_entry_many_times_at_once_counts_each(entries):
+    entries.apply(
+        Create("a", b""), Write("a", b"1", 0), Check("a", 1), Write("a", b"2", None), Create("a/b", b"3")
+    )
+    assert entries.get_many("a/b", "none", "a") == [Entry(b"3", 0), None, Entry(b"2", 2)]
+
+
+def test_names_come_sorted_and_are_those_directly_under(entries, others):
+    entries.apply(*(Create(f"a/{name}", b"") for name in ("n10", "n9", "b=+._-")), Create("ab", b""))
+    entries.apply(Create("a/deep/er/still", b""))
+    assert others.names("a") == ("b=+._-", "deep", "n10", "n9")
+    assert others.names("a/deep") == ("er",)
+    assert others.names("a/n9") == ()
+
+
+def test_apply_nothing_does_nothing(entries):
+    entries.apply()
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "a/../b", "a b", "a/\0", ".", "a/" + "x" * 129])
+def test_path_that_is_none_is_refused(entries, path):
+    for call in (
+        lambda: entries.get(path),
+        lambda: entries.get_many("a", path),
+        lambda: entries.names(path),
+        lambda: entries.watch(path),
+        lambda: entries.apply(Create("a", b""), Create(path, b"")),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+    assert entries.get("a") is None
+
+
+# All or nothing
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (Create("there", b""), "exists"),
+        (Check("none", 0), "there is none"),
+        (Write("none", b"", 0), "there is none"),
+        (Write("none", b"", None), "there is none"),
+        (Delete("none", None), "there is none"),
+        (Check("there", 0), "version"),
+        (Write("there", b"", 2), "version"),
+        (Delete("there", 0), "version"),
+        (Delete("parent", 0), "under it"),
+        (Delete("parent", None), "under it"),
+        (Create("short/lived", b""), "ephemeral"),
+        (Create("short/a/b", b""), "ephemeral"),
+    ],
+)
+def test_apply_one_refused_all_are_and_the_error_says_which(entries, others, change, why):
+    entries.apply(Create("there", b""), Write("there", b"x", 0), Create("parent/child", b""))
+    entries.apply(Create("short", b"", ephemeral=True), Create("value", b""), Create("gone", b""))
+    with pytest.raises(EntryConflictError, match=why) as caught:
+        entries.apply(Create("new", b""), Write("value", b"y", 0), Delete("gone", 0), change)
+    assert caught.value.path == change.path
+    assert not caught.value.retryable
+    assert others.get_many("new", "value", "gone", "there") == [
+        None,
+        Entry(b"", 0),
+        Entry(b"", 0),
+        Entry(b"x", 1),
+    ]
+    assert others.names("parent") == ("child",)
+    assert others.names("short") == ()
+
+
+def test_apply_delete_of_parent_after_its_last_child_works(entries):
+    entries.apply(Create("a/b/c", b""))
+    entries.apply(Delete("a/b/c", 0), Delete("a/b", 0))
+    assert entries.names("a") == ()
+    assert entries.get("a") == Entry(b"", 0)
+    entries.apply(Delete("a", None))
+    assert entries.get("a") is None
+
+
+def test_apply_parents_are_made_and_can_be_made_in_the_same_changes(entries):
+    entries.apply(Create("a/b", b"parent"), Create("a/b/c", b"child"), Create("a/b/d/e", b""))
+    assert entries.get_many("a", "a/b", "a/b/d") == [Entry(b"", 0), Entry(b"parent", 0), Entry(b"", 0)]
+    with pytest.raises(EntryConflictError, match="exists"):
+        entries.apply(Create("x/y", b""), Create("x", b""))
+    with pytest.raises(EntryConflictError, match="deleted by the same"):
+        entries.apply(Delete("a/b/c", None), Create("a/b/c/d", b""))
+
+
+def test_apply_five_hundred_changes_work_and_too_many_are_refused(entries, others):
+    entries.apply(*(Create(f"many/n{number}", b"x" * 1000) for number in range(500)))
+    assert len(others.names("many")) == 500
+    assert others.get_many(*(f"many/n{number}" for number in range(500))) == [Entry(b"x" * 1000, 0)] * 500
+    entries.apply(*(Create(f"more/n{number}", b"x" * 850) for number in range(1000)))
+    with pytest.raises(CoordinationError, match="1001 changes"):
+        entries.apply(*(Check("many", 0) for _ in range(1001)))
+
+
+def test_apply_too_large_is_refused_with_its_size(entries):
+    with pytest.raises(CoordinationError, match="entry a takes 900,001 bytes"):
+        entries.apply(Create("a", b"x" * 900_001))
+    with pytest.raises(CoordinationError, match=r"entry a on take 1,000,002 bytes"):
+        entries.apply(Create("a", b"x" * 500_000), Create("b", b"x" * 500_000))
+    assert entries.get_many("a", "b") == [None, None]
+    entries.apply(Create("a", b"x" * 899_999))
+    assert len(entries.get("a").value) == 899_999
+
+
+# Sessions
+
+
+def test_ephemeral_names_its_session_and_goes_with_it(opened, entries):
+    first, second = opened(), opened()
+    first.entries.apply(Create("live/a", b"x", ephemeral=True))
+    second.entries.apply(Create("live/b", b"", ephemeral=True))
+    names = first.entries.session, second.entries.session
+    assert [entry.session for entry in entries.get_many("live/a", "live/b")] == list(names)
+    assert len({*names, entries.session, ""}) == 4
+    second.entries.apply(Write("live/a", b"y", 0))
+    assert entries.get("live/a") == Entry(b"y", 1, names[0])
+    first.close()
+    assert entries.names("live") == ("b",)
+    entries.apply(Create("live/a", b"new"))
+    assert entries.get("live/a") == Entry(b"new", 0)
+
+
+def test_close_then_use_says_closed_and_wakes_those_who_wait(coordinator, entries, others):
+    watch = entries.watch("a")
+    told = []
+    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)))
+    waiter.start()
+    coordinator.close()
+    waiter.join(20.0)
+    assert told == [True]
+    assert watch.wait(None) is True
+    watch.close()
+    assert not entries.connected
+    for call in (
+        lambda: entries.get("a"),
+        lambda: entries.get("a", fresh=False),
+        lambda: entries.get_many("a"),
+        lambda: entries.names("a"),
+        lambda: entries.apply(Create("a", b"")),
+        lambda: entries.watch("a"),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+    assert others.get("a") is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_fork_child_is_refused_and_harms_nothing(kind, coordinator, entries, others):
+    if kind == "memory":
+        pytest.skip("memory is not shared with a forked child")
+    entries.apply(Create("a", b"", ephemeral=True))
+    watch = entries.watch("a")
+    child = os.fork()
+    if not child:
+        refused = 0
+        for call in (
+            lambda: entries.get("a"),
+            lambda: entries.names("a"),
+            lambda: entries.apply(Create("b", b"")),
+            lambda: entries.watch("a"),
+            lambda: watch.wait(5.0),
+        ):
+            try:
+                call()
+            except ClosedError:
+                refused += 1
+        with contextlib.suppress(BaseException):
+            watch.close()
+            coordinator.close()
+            refused += not entries.connected
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+    assert others.get_many("a", "b") == [Entry(b"", 0, entries.session), None]
+    assert entries.connected
+    others.apply(Write("a", b"x", 0))
+    assert watch.wait(20.0)
+
+
+# Watches
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Create("a/new", b""),
+        Create("a/b/new", b""),
+        Create("a/deep/er", b""),
+        Write("a", b"x", None),
+        Delete("a/b", 0),
+    ],
+)
+def test_watch_change_of_value_or_names_is_told_once(entries, others, change):
+    entries.apply(Create("a/b", b""))
+    watched = "a/b" if change.path.startswith("a/b") else "a"
+    watch, second = entries.watch(watched), entries.watch(watched)
+    assert not watch.wait(0.0)
+    others.apply(change)
+    assert watch.wait(20.0)
+    assert second.wait(20.0)
+    watch.close()
+    assert watch.wait(20.0) is False
+    watch.close()
+    others.apply(Create(f"{watched}/more", b"") if entries.get(watched) else Create(watched, b""))
+    assert second.wait(20.0)
+    second.close()
+
+
+def test_watch_what_is_not_there_its_coming_and_names_are_told(entries, others):
+    watch = entries.watch("a/b")
+    for change in (
+        Create("a/b", b""),
+        Create("a/b/c", b""),
+        Delete("a/b/c", None),
+        Delete("a/b", None),
+        Create("a/b", b""),
+    ):
+        others.apply(change)
+        assert watch.wait(20.0)
+    watch.close()
+
+
+def test_watch_closed_by_another_thread_returns(entries):
+    watch = entries.watch("a")
+    told = []
+    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)))
+    waiter.start()
+    watch.close()
+    waiter.join(20.0)
+    assert told == [False]
+
+
+def test_watch_never_misses_the_last_change(entries, others):
+    rounds = 100
+    entries.apply(Create("count", b"0"))
+    watch, seen = entries.watch("count"), []
+
+    def follow():
+        while not seen or seen[-1] < rounds:
+            seen.append(int(entries.get("count").value))
+            if seen[-1] < rounds and not watch.wait(20.0):
+                return
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    for number in range(1, rounds + 1):
+        others.apply(Write("count", str(number).encode(), None))
+        # Now and then the last change for a while: a missed one would not be made good by the next.
+        if number % 10 == 0:
+            while number not in seen and follower.is_alive():
+                follower.join(0.001)
+    follower.join(60.0)
+    watch.close()
+    assert seen[-1] == rounds
+    assert seen == sorted(seen)
+
+
+# Several at once
+
+
+def test_threads_add_to_one_entry_none_is_lost(entries, others):
+    entries.apply(Create("sum", b"0"))
+
+    def add(session):
+        for _ in range(10):
+            while True:
+                found = session.get("sum")
+                with contextlib.suppress(EntryConflictError):
+                    session.apply(Write("sum", str(int(found.value) + 1).encode(), found.version))
+                    break
+
+    threads = [threading.Thread(target=add, args=(session,)) for session in (entries, entries, others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert others.get("sum") == Entry(b"30", 30)
+
+
+def test_threads_make_and_delete_under_one_parent_parents_never_stand_in_the_way(entries, others):
+    failed = []
+
+    def churn(session, name):
+        try:
+            for _ in range(15):
+                session.apply(Create(f"p/q/{name}", b""))
+                session.apply(Delete(f"p/q/{name}", 0))
+                with contextlib.suppress(EntryConflictError):
+                    session.apply(Delete("p/q", None), Delete("p", None))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=churn, args=pair) for pair in ((entries, "a"), (others, "b"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not failed
+
+
+def test_read_sees_what_another_session_was_told_is_done(entries, others):
+    entries.apply(Create("a", b"", ephemeral=False))
+    for number in range(30):
+        writer, reader = (entries, others) if number % 2 else (others, entries)
+        writer.apply(Write("a", str(number).encode(), None), Create(f"a/n{number}", b""))
+        assert int(reader.get("a").value) == number
+        assert len(reader.names("a")) == number + 1
