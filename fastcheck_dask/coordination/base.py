@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Protocol
 
+from fastcheck_dask.coordination.entries import Entries
 from fastcheck_dask.errors import UnknownFormatError
 
 
@@ -116,6 +117,11 @@ class Coordinator(Protocol):
     Every method blocks for at most the time-out that the implementation was made with, may be called from
     any thread, and raises `CoordinationError` when the coordinator cannot be reached.
     """
+
+    @property
+    def entries(self) -> Entries:
+        """Small shared entries with versions, in the same session."""
+        ...
 
     def register(self, info: NodeInfo) -> Registration:
         """Announce a storage node. A live node of the same name raises `CoordinationError`."""

@@ -32,7 +32,7 @@ def connect(url: str, *, timeout_seconds: float = 10.0, session_seconds: float =
     timeout_seconds : float
         How long each call waits for its answer, this one too.
     session_seconds : float
-        After how long ZooKeeper gives up a silent process; SQLite needs none.
+        After how long a process that gives no sign of life is given up.
 
     Raises
     ------
@@ -45,7 +45,9 @@ def connect(url: str, *, timeout_seconds: float = 10.0, session_seconds: float =
         if not 0 < seconds < float("inf"):
             raise ConfigError(f"{name} must be greater than 0 and finite; got {seconds!r}")
     if url.startswith("sqlite:"):
-        return EmbeddedCoordinator(sqlite_path(url), timeout_seconds=timeout_seconds)
+        return EmbeddedCoordinator(
+            sqlite_path(url), timeout_seconds=timeout_seconds, session_seconds=session_seconds
+        )
     if url.startswith("zk:"):
         hosts, root = zookeeper_place(url)
         return ZooKeeperCoordinator(

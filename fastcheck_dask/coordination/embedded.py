@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sqlite3
 import threading
 import time
@@ -19,24 +17,22 @@ from fastcheck_dask.coordination.commits import (
     judge,
     read_record,
 )
-from fastcheck_dask.coordination.processes import ProcessIdentity
+from fastcheck_dask.coordination.sqlite_entries import SqliteEntries
 from fastcheck_dask.coordination.sqlite_file import SqliteFile
+from fastcheck_dask.coordination.sqlite_sessions import FileSession, live_sessions
 from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, RunInUseError, SessionLostError
 from fastcheck_dask.ids import check_name
 
 _POLL_SECONDS: Final = 0.02
-#: Open sessions of this process: a program that replaced itself by exec keeps pid and start time.
-_OPEN_SESSIONS: set[str] = set()
-
-#: session, pid, started, boot: the columns by which a row is bound to a process.
-_Binding = tuple[str, int, int, str]
 
 
 class EmbeddedCoordinator:
     """Coordination through a SQLite file, for processes of one machine.
 
-    Rows of the registry and of claims count only while the process that wrote them lives, so nothing has to
-    be renewed and a killed process is noticed at the next question. Any thread may call; a call blocks for
+    Registrations, claims and ephemeral entries count only while the process that wrote them lives and gives
+    signs of life (see `FileSession`): one that was killed is noticed at the next question, one that stands
+    still after `session_seconds`. When it runs again its registrations and claims come back, unless somebody
+    took their place; else commits under the claim raise `FencedError`. Any thread may call; a call blocks for
     at most `timeout_seconds` (and `wait_seconds` in :meth:`claim`). A forked child may not use it.
 
     Parameters
@@ -45,64 +41,71 @@ class EmbeddedCoordinator:
         The file, created with its directory if missing. On a local disk.
     timeout_seconds : float
         How long a call waits for other processes' transactions.
+    session_seconds : float
+        After how long without a sign of life others forget what is ephemeral.
 
     Raises
     ------
     ConfigError
-        If the file cannot be used, or was written by a newer version.
+        If the file cannot be used, or was written by another version.
 
     Notes
     -----
     Processes in other containers look dead, because their pids mean nothing here. What they commit is
-    fenced all the same: whoever claims a run takes it from the one before.
+    fenced all the same: whoever claims a run takes it from the one before. A process that is stopped in the
+    middle of a transaction locks the file for all others until it runs again or is killed.
     """
 
-    def __init__(self, path: str | Path, *, timeout_seconds: float = 10.0) -> None:
-        self._process = ProcessIdentity.of_this_process()
-        self._session = secrets.token_hex(16)
+    def __init__(
+        self, path: str | Path, *, timeout_seconds: float = 10.0, session_seconds: float = 10.0
+    ) -> None:
         self._file = SqliteFile(Path(path).expanduser().absolute(), timeout_seconds)
-        self._closed = threading.Event()
-        _OPEN_SESSIONS.add(self._session)
+        self._session = FileSession(self._file, session_seconds)
+        self._entries = SqliteEntries(self._session)
+        self._pause = threading.Event()
 
     @property
     def path(self) -> Path:
         """The file."""
         return self._file.path
 
+    @property
+    def entries(self) -> SqliteEntries:
+        """Small shared entries, in the same session."""
+        return self._entries
+
     def register(self, info: NodeInfo) -> Registration:
         """Announce a storage node; see `Coordinator`."""
-        self._check_usable()
+        self._session.check_usable()
         data = _node_bytes(info)
-        with self._file.transaction(write=True) as connection:
-            row = connection.execute(
-                "SELECT session, pid, started, boot FROM nodes WHERE name = ?", (info.name,)
-            ).fetchone()
-            if row is not None and _alive(row):
+        with self._session.transaction() as (connection, session):
+            row = connection.execute("SELECT session FROM nodes WHERE name = ?", (info.name,)).fetchone()
+            pid = live_sessions(connection).get(row[0]) if row else None
+            if pid is not None:
                 raise CoordinationError(
-                    f"a storage node named {info.name!r} is registered by process {row[1]}, which is alive; "
+                    f"a storage node named {info.name!r} is registered by process {pid}, which is alive; "
                     "give this one another name"
                 )
             connection.execute(
-                "INSERT OR REPLACE INTO nodes (session, pid, started, boot, name, info) VALUES (?,?,?,?,?,?)",
-                (*self._binding(), info.name, data),
+                "INSERT OR REPLACE INTO nodes (name, session, info) VALUES (?,?,?)",
+                (info.name, session, data),
             )
         return _EmbeddedRegistration(self, info.name)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """Return the live storage nodes, sorted by name."""
-        self._check_usable()
+        self._session.check_usable()
         with self._file.transaction(write=False) as connection:
-            rows = connection.execute(
-                "SELECT session, pid, started, boot, info FROM nodes ORDER BY name"
-            ).fetchall()
-        return tuple(NodeInfo.from_bytes(info) for *binding, info in rows if _alive(tuple(binding)))
+            live = live_sessions(connection)
+            rows = connection.execute("SELECT session, info FROM nodes ORDER BY name").fetchall()
+        return tuple(NodeInfo.from_bytes(info) for session, info in rows if session in live)
 
     def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
         """Own a run; see `Coordinator`."""
         check_name(run, "run")
         deadline = Deadline.after(wait_seconds)
         while True:
-            self._check_usable()
+            self._session.check_usable()
             taken = self._try_claim(run, owner)
             if isinstance(taken, int):
                 return EmbeddedClaim(self, run, taken)
@@ -110,28 +113,27 @@ class EmbeddedCoordinator:
                 raise RunInUseError(
                     f"run {run} is owned by {taken}, which is alive; close it first, or use another directory"
                 )
-            self._closed.wait(min(_POLL_SECONDS, deadline.left() or 0.0))
+            self._pause.wait(min(_POLL_SECONDS, deadline.left() or 0.0))
 
     def owner(self, run: str) -> str | None:
         """Return who owns a run now; see `Coordinator`."""
-        self._check_usable()
+        self._session.check_usable()
         check_name(run, "run")
         with self._file.transaction(write=False) as connection:
-            row = connection.execute(
-                "SELECT session, pid, started, boot, owner FROM claims WHERE run = ?", (run,)
-            ).fetchone()
-        return str(row[4]) if row is not None and _alive(row[:4]) else None
+            live = live_sessions(connection)
+            row = connection.execute("SELECT session, owner FROM claims WHERE run = ?", (run,)).fetchone()
+        return str(row[1]) if row is not None and row[0] in live else None
 
     def runs(self) -> tuple[str, ...]:
         """Return the names of all runs; see `Coordinator`."""
-        self._check_usable()
+        self._session.check_usable()
         with self._file.transaction(write=False) as connection:
             rows = connection.execute("SELECT run FROM fences ORDER BY run").fetchall()
         return tuple(str(run) for (run,) in rows)
 
     def commit(self, record: CommitRecord, claim: RunClaim) -> CommitRecord:
         """Publish a generation; see `Coordinator`."""
-        self._check_usable()
+        self._session.check_usable()
         if not isinstance(claim, EmbeddedClaim):
             raise ConfigError(f"the claim was not made by an embedded coordinator: {type(claim).__name__}")
         data = check_commit(record, claim)
@@ -155,7 +157,7 @@ class EmbeddedCoordinator:
 
     def mark_persisted(self, run: str, generation: int, token: str) -> None:
         """Note that the object tier has a generation; see `Coordinator`."""
-        self._check_usable()
+        self._session.check_usable()
         with self._file.transaction(write=True) as connection:
             stored = _stored(connection, run, generation)
             if stored is None:
@@ -177,22 +179,17 @@ class EmbeddedCoordinator:
 
     def close(self) -> None:
         """End the session; see `Coordinator`. In a forked child this does nothing."""
-        if self._closed.is_set() or os.getpid() != self._process.pid:
-            return
-        self._closed.set()
-        # First of all: even if the rows cannot be removed, they are dead for this process.
-        _OPEN_SESSIONS.discard(self._session)
-        with self._file.transaction(write=True) as connection:
-            connection.execute("DELETE FROM nodes WHERE session = ?", (self._session,))
-            connection.execute("DELETE FROM claims WHERE session = ?", (self._session,))
+        if not self._session.foreign:
+            self._pause.set()
+            self._session.close()
 
     def update_node(self, info: NodeInfo) -> None:
         """Replace what the registry says of a node of this session; for its `Registration`."""
-        self._check_usable()
+        self._session.check_usable()
         data = _node_bytes(info)
-        with self._file.transaction(write=True) as connection:
+        with self._session.transaction() as (connection, session):
             changed = connection.execute(
-                "UPDATE nodes SET info = ? WHERE name = ? AND session = ?", (data, info.name, self._session)
+                "UPDATE nodes SET info = ? WHERE name = ? AND session = ?", (data, info.name, session)
             ).rowcount
         if not changed:
             raise SessionLostError(
@@ -201,63 +198,47 @@ class EmbeddedCoordinator:
 
     def remove_node(self, name: str) -> None:
         """Take a node of this session out of the registry; for its `Registration`."""
-        if not self._closed.is_set() and os.getpid() == self._process.pid:
-            with self._file.transaction(write=True) as connection:
-                connection.execute("DELETE FROM nodes WHERE name = ? AND session = ?", (name, self._session))
+        if not self._session.closed and not self._session.foreign:
+            with self._session.transaction() as (connection, session):
+                connection.execute("DELETE FROM nodes WHERE name = ? AND session = ?", (name, session))
 
     def remove_claim(self, run: str, fence: int) -> None:
         """Give back a claim of this session; for its `RunClaim`."""
-        if not self._closed.is_set() and os.getpid() == self._process.pid:
+        if not self._session.closed and not self._session.foreign:
             with self._file.transaction(write=True) as connection:
-                connection.execute(
-                    "DELETE FROM claims WHERE run = ? AND session = ? AND fence = ?",
-                    (run, self._session, fence),
-                )
+                connection.execute("DELETE FROM claims WHERE run = ? AND fence = ?", (run, fence))
 
     def _try_claim(self, run: str, owner: str) -> int | str:
         """Return the fencing token, or the words for who owns the run."""
-        with self._file.transaction(write=True) as connection:
-            row = connection.execute(
-                "SELECT session, pid, started, boot, owner FROM claims WHERE run = ?", (run,)
-            ).fetchone()
-            if row is not None and _alive(row[:4]):
-                return f"{row[4]!r} (process {row[1]})"
+        with self._session.transaction() as (connection, session):
+            row = connection.execute("SELECT session, owner FROM claims WHERE run = ?", (run,)).fetchone()
+            pid = live_sessions(connection).get(row[0]) if row else None
+            if pid is not None:
+                return f"{row[1]!r} (process {pid})"
             connection.execute(
                 "INSERT OR IGNORE INTO fences (run, fence) VALUES (?, ?)", (run, time.time_ns() // 1_000_000)
             )
             connection.execute("UPDATE fences SET fence = fence + 1 WHERE run = ?", (run,))
             fence = int(connection.execute("SELECT fence FROM fences WHERE run = ?", (run,)).fetchone()[0])
             connection.execute(
-                "INSERT OR REPLACE INTO claims (session, pid, started, boot, run, owner, fence) "
-                "VALUES (?,?,?,?,?,?,?)",
-                (*self._binding(), run, owner, fence),
+                "INSERT OR REPLACE INTO claims (run, session, owner, fence) VALUES (?,?,?,?)",
+                (run, session, owner, fence),
             )
         return fence
 
-    def _in_force(self, connection: sqlite3.Connection, claim: RunClaim) -> bool:
-        row = connection.execute("SELECT session, fence FROM claims WHERE run = ?", (claim.run,)).fetchone()
-        return row is not None and row == (self._session, claim.fencing_token)
+    def _in_force(self, connection: sqlite3.Connection, claim: EmbeddedClaim) -> bool:
+        # The number alone says it: nobody else ever had it, and who takes the run writes another.
+        row = connection.execute("SELECT fence FROM claims WHERE run = ?", (claim.run,)).fetchone()
+        return row is not None and claim.coordinator is self and row[0] == claim.fencing_token
 
     def _commits(self, run: str, order: str) -> tuple[CommitRecord, ...]:
-        self._check_usable()
+        self._session.check_usable()
         with self._file.transaction(write=False) as connection:
             rows = connection.execute(
                 f"SELECT generation, record, persisted FROM commits WHERE run = ? {order}",  # noqa: S608
                 (run,),
             ).fetchall()
         return tuple(_record(run, *row) for row in rows)
-
-    def _binding(self) -> _Binding:
-        return self._session, self._process.pid, self._process.started, self._process.boot
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._process.pid:
-            raise ClosedError(
-                f"the coordinator of {self.path} belongs to process {self._process.pid}, which forked this "
-                "one; connect anew"
-            )
-        if self._closed.is_set():
-            raise ClosedError(f"the coordinator of {self.path} was closed")
 
 
 class _EmbeddedRegistration:
@@ -282,26 +263,19 @@ class EmbeddedClaim:
     """Ownership of a run through an `EmbeddedCoordinator`."""
 
     def __init__(self, coordinator: EmbeddedCoordinator, run: str, fencing_token: int) -> None:
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self.run, self.fencing_token = run, fencing_token
         # The file starts counting at the time it first saw the run, so a new file goes on above an old one.
         self.order = fencing_token
 
     def close(self) -> None:
         """Give the run back. Idempotent."""
-        self._coordinator.remove_claim(self.run, self.fencing_token)
+        self.coordinator.remove_claim(self.run, self.fencing_token)
 
 
 def _node_bytes(info: NodeInfo) -> bytes:
     check_name(info.name, "storage node")
     return bounded(info.to_bytes(), f"description of storage node {info.name}")
-
-
-def _alive(binding: _Binding) -> bool:
-    session, pid, started, boot = binding
-    if pid == os.getpid() and session not in _OPEN_SESSIONS:
-        return False
-    return ProcessIdentity(pid, started, boot).alive()
 
 
 def _stored(connection: sqlite3.Connection, run: str, generation: int) -> CommitRecord | None:

@@ -2,9 +2,9 @@
 
 A path is like ``runs/run-1/lease``: names joined by slashes, relative to the coordinator's root. Parents need
 not be made: missing ones become empty entries, which stay until they are deleted; under an ephemeral entry
-there can be none. One `apply` takes at most 900,000 bytes of paths and values, and 1,000 changes. A version is
-0 when the entry is created and grows by one with each write; an entry that is deleted and created again begins
-anew, so a fencing token has to be the version of one that is never deleted.
+there can be none. One `apply` takes at most 900,000 bytes of paths and values, and 1,000 changes. A version
+is 0 when the entry is created and grows by one with each write; an entry that is deleted and created again
+begins anew, so a fencing token has to be the version of one that is never deleted.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Entries(Protocol):
     def connected(self) -> bool:
         """Whether there is a connection now; False well before others may see the session as ended.
 
-        Does not block. Whoever acts because of an ephemeral entry stops acting while this is False.
+        Does not block. Whoever acts because of an ephemeral entry stops acting while this is False; ask this
+        before `session`, since the next session may begin in between.
         """
         ...
 

@@ -10,22 +10,33 @@ from pathlib import Path
 from typing import Final
 
 from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.entries import OutcomeUnknownError
 from fastcheck_dask.errors import ConfigError, CoordinationError
 
 #: "FCco": tells our files from other programs' databases.
 _APPLICATION_ID: Final = 0x4643636F
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = (
-    """CREATE TABLE nodes (
-        name TEXT PRIMARY KEY, session TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
-        boot TEXT NOT NULL, info BLOB NOT NULL)""",
+    # beat: when it last gave a sign of life, seconds since boot; seconds: how long it may be silent.
+    """CREATE TABLE sessions (
+        session TEXT PRIMARY KEY, pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL,
+        beat REAL NOT NULL, seconds REAL NOT NULL)""",
+    "CREATE TABLE nodes (name TEXT PRIMARY KEY, session TEXT NOT NULL, info BLOB NOT NULL)",
     """CREATE TABLE claims (
-        run TEXT PRIMARY KEY, session TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
-        boot TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL)""",
+        run TEXT PRIMARY KEY, session TEXT NOT NULL, owner TEXT NOT NULL, fence INTEGER NOT NULL)""",
     "CREATE TABLE fences (run TEXT PRIMARY KEY, fence INTEGER NOT NULL)",
     """CREATE TABLE commits (
         run TEXT NOT NULL, generation INTEGER NOT NULL, record BLOB NOT NULL,
         persisted INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run, generation))""",
+    # session: empty for an entry that stays.
+    """CREATE TABLE entries (
+        path TEXT PRIMARY KEY, parent TEXT NOT NULL, value BLOB NOT NULL, version INTEGER NOT NULL,
+        session TEXT NOT NULL)""",
+    "CREATE INDEX entries_by_parent ON entries (parent)",
+    "CREATE INDEX entries_by_session ON entries (session) WHERE session != ''",
+    # Grows with each change of entries. It begins anywhere, so that another file does not look unchanged.
+    "CREATE TABLE changes (count INTEGER NOT NULL)",
+    "INSERT INTO changes VALUES (abs(random() / 2))",
 )
 _RETRY_SECONDS: Final = 0.005
 
@@ -50,8 +61,7 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path, timeout_seconds: float) -> None:
-        self.path = path
-        self._timeout_seconds = timeout_seconds
+        self.path, self.timeout_seconds = path, timeout_seconds
         self._pause = threading.Event()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +83,8 @@ class SqliteFile:
         Raises
         ------
         CoordinationError
-            If the file is gone, damaged, not ours, or still locked by others after the time-out.
+            If the file is gone, damaged, not ours, or still locked by others after the time-out; an
+            `OutcomeUnknownError` if the last step failed.
         """
         try:
             with self._connection("rw", "BEGIN IMMEDIATE" if write else "BEGIN") as connection:
@@ -90,18 +101,24 @@ class SqliteFile:
         connection = self._begun(mode, begin)
         try:
             yield connection
-            connection.execute("COMMIT")
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise OutcomeUnknownError(
+                    f"coordinator file {self.path}: {error} while changes were written; they took effect or "
+                    "not: read to learn"
+                ) from error
         finally:
             connection.close()
 
     def _begun(self, mode: str, begin: str) -> sqlite3.Connection:
-        deadline = Deadline.after(self._timeout_seconds)
+        deadline = Deadline.after(self.timeout_seconds)
         while True:
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode={mode}",
                 uri=True,
                 isolation_level=None,
-                timeout=self._timeout_seconds,
+                timeout=self.timeout_seconds,
             )
             try:
                 connection.execute("PRAGMA synchronous=FULL")
@@ -134,8 +151,8 @@ class SqliteFile:
             )
 
     def _use_write_ahead_log(self) -> None:
-        deadline = Deadline.after(self._timeout_seconds)
-        with contextlib.closing(sqlite3.connect(self.path, timeout=self._timeout_seconds)) as connection:
+        deadline = Deadline.after(self.timeout_seconds)
+        with contextlib.closing(sqlite3.connect(self.path, timeout=self.timeout_seconds)) as connection:
             while True:
                 try:
                     connection.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -149,7 +166,7 @@ class SqliteFile:
     def _busy(self, error: sqlite3.Error) -> CoordinationError:
         return CoordinationError(
             f"coordinator file {self.path} was still locked by another process after "
-            f"{self._timeout_seconds:g} s: {error}"
+            f"{self.timeout_seconds:g} s: {error}"
         )
 
 

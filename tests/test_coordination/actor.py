@@ -6,6 +6,7 @@ import json
 import sys
 
 from fastcheck_dask.coordination import CommitRecord, NodeInfo, connect
+from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.errors import FastCheckError
 
 
@@ -30,6 +31,11 @@ def main(url: str, session_seconds: str) -> None:
                 claim = coordinator.claim(arguments[0], "actor", wait_seconds=arguments[1])
                 claims[claim.run] = claim
                 answer = claim.fencing_token
+            elif command == "make":
+                coordinator.entries.apply(Create(arguments[0], b"", ephemeral=True))
+                answer = coordinator.entries.session
+            elif command == "standing":
+                answer = [coordinator.entries.connected, coordinator.entries.session]
             elif command == "commit":
                 record = CommitRecord.from_bytes(arguments[0].encode())
                 answer = coordinator.commit(record, claims[record.run]).token

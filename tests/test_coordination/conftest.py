@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination import CommitRecord, Coordinator, NodeInfo, connect
+from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.coordination.entries import Create
+from fastcheck_dask.errors import CoordinationError
+from fastcheck_dask.ids import new_token
+from fastcheck_dask.testing.fakes import FakeCoordinator
 
 _ACTOR = Path(__file__).with_name("actor.py")
 #: Short, and still long enough for a busy machine.
@@ -60,6 +69,20 @@ class Actor:
     def ask(self, *command: object) -> object:
         self.tell(*command)
         return self.answer()
+
+    def pause(self, coordinator: Coordinator) -> None:
+        """Stop it, but not within a transaction, which would lock a file for the coordinator, too."""
+        while True:
+            self.process.send_signal(signal.SIGSTOP)
+            try:
+                coordinator.entries.apply(Create(f"paused/n{new_token()}", b""))
+            except CoordinationError:
+                self.resume()
+            else:
+                return
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()
@@ -122,3 +145,25 @@ def eventually() -> Callable[..., None]:
             pause.wait(0.02)
 
     return wait
+
+
+@pytest.fixture
+def expire() -> Callable[[Any], None]:
+    """End the session of a coordinator, as others do with one that was silent for too long."""
+
+    def end(coordinator: Any) -> None:
+        if isinstance(coordinator, EmbeddedCoordinator):
+            name = coordinator.entries.session
+            with contextlib.closing(sqlite3.connect(coordinator.path)) as connection, connection:
+                connection.execute("UPDATE sessions SET beat = beat - seconds - 1 WHERE session = ?", (name,))
+        elif isinstance(coordinator, FakeCoordinator):
+            coordinator.entries.expire()
+        else:
+            # Somebody who knows its password takes it over and closes it.
+            session = coordinator._session
+            thief = KazooClient(session.hosts, client_id=session._client.client_id, timeout=2.0)
+            thief.start()
+            thief.stop()
+            thief.close()
+
+    return end

@@ -192,6 +192,39 @@ def test_claim_bad_run_is_refused(coordinator):
         coordinator.claim("../run", "a")
 
 
+# A process that stands still
+
+
+def test_process_paused_loses_run_to_other_and_its_commit_is_fenced(url, coordinator, actor_of, record):
+    actor = actor_of(url)
+    token = actor.ask("claim", "run-1", 0)
+    actor.pause(coordinator)
+    claim = coordinator.claim("run-1", "b", wait_seconds=20.0)
+    assert claim.fencing_token == token + 1
+    actor.resume()
+    assert actor.ask("commit", record(token="stale").to_bytes().decode()) == "FencedError"
+    assert coordinator.commit(record(), claim) == record()
+    claim.close()
+    # Given back by the new owner: the old one still does not have it.
+    assert actor.ask("commit", record(generation=2, token="stale").to_bytes().decode()) == "FencedError"
+    assert coordinator.commits("run-1") == (record(),)
+
+
+def test_process_paused_and_resumed_registers_again_and_keeps_the_run_that_nobody_took(
+    url, coordinator, actor_of, eventually, record
+):
+    actor = actor_of(url)
+    actor.ask("register", "a")
+    actor.ask("claim", "run-1", 0)
+    actor.pause(coordinator)
+    eventually(lambda: coordinator.nodes() == ())
+    actor.resume()
+    eventually(lambda: names(coordinator) == ["a"])
+    assert actor.ask("commit", record(token="mine").to_bytes().decode()) == "mine"
+    with pytest.raises(RunInUseError):
+        coordinator.claim("run-1", "b")
+
+
 # Commits
 
 

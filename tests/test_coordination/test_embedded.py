@@ -9,6 +9,7 @@ import time
 import pytest
 
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.errors import ConfigError, CoordinationError, SessionLostError
 
 
@@ -45,13 +46,14 @@ def test_open_database_of_another_program_is_refused_and_kept(path):
     assert path.read_bytes() == before
 
 
-def test_open_newer_schema_is_refused(path, coordinator):
-    execute(path, "PRAGMA user_version=2")
-    with pytest.raises(ConfigError, match=r"c\.db has schema version 2"):
+@pytest.mark.parametrize("version", [1, 3])
+def test_open_other_schema_is_refused(path, coordinator, version):
+    execute(path, f"PRAGMA user_version={version}")
+    with pytest.raises(ConfigError, match=rf"c\.db has schema version {version}"):
         EmbeddedCoordinator(path)
     with pytest.raises(CoordinationError, match=r"c\.db"):
         coordinator.nodes()
-    execute(path, "PRAGMA user_version=1")
+    execute(path, "PRAGMA user_version=2")
 
 
 @pytest.mark.parametrize("below", ["file/c.db", "folder"])
@@ -103,17 +105,28 @@ def test_call_file_locked_by_another_process_fails_within_timeout(path, node):
         coordinator.register(node("a"))
 
 
+@pytest.fixture
+def other(path):
+    with contextlib.closing(EmbeddedCoordinator(path, timeout_seconds=5.0)) as made:
+        yield made
+
+
 @pytest.mark.parametrize(
-    "column", ["boot = 'earlier'", "started = started + 1", "pid = 4194305", "session = 'x'"]
+    "column",
+    ["boot = 'earlier'", "started = started + 1", "pid = 4194305", "session = 'x'", "beat = beat - 10.1"],
 )
-def test_rows_of_dead_processes_are_ignored_and_overwritten(path, coordinator, node, column):
+def test_rows_of_dead_processes_are_ignored_and_overwritten(path, coordinator, other, node, column):
     coordinator.register(node("a"))
+    coordinator.entries.apply(Create("live/a", b"", ephemeral=True))
     first = coordinator.claim("run-1", "a")
-    execute(path, f"UPDATE nodes SET {column}", f"UPDATE claims SET {column}")
-    assert coordinator.nodes() == ()
-    coordinator.register(node("a", rack="new"))
-    assert coordinator.nodes() == (node("a", rack="new"),)
-    assert coordinator.claim("run-1", "b").fencing_token == first.fencing_token + 1
+    execute(path, f"UPDATE sessions SET {column}")
+    assert other.nodes() == ()
+    assert other.entries.get("live/a") is None
+    assert other.entries.names("live") == ()
+    other.register(node("a", rack="new"))
+    assert other.nodes() == (node("a", rack="new"),)
+    assert other.claim("run-1", "b").fencing_token == first.fencing_token + 1
+    other.entries.apply(Create("live/a", b""))
 
 
 def test_commit_transaction_that_fails_leaves_nothing(path, coordinator, record, monkeypatch):

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import threading
 
 import pytest
 
+from fastcheck_dask.coordination import sqlite_file
 from fastcheck_dask.coordination.entries import (
     Check,
     Create,
     Delete,
     Entry,
     EntryConflictError,
+    OutcomeUnknownError,
     Write,
 )
+from fastcheck_dask.coordination.zookeeper import client
 from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
+#: For what needs other processes.
+real = pytest.mark.parametrize(
+    "kind", ["embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)], indirect=True
+)
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
 def kind(request):
     return request.param
 
@@ -57,6 +66,42 @@ def entries(coordinator):
 def others(opened):
     """Return the entries as another session sees them."""
     return opened().entries
+
+
+@pytest.fixture
+def lose_answer(kind, entries, monkeypatch):
+    """Have the next change's answer get lost, after it took effect if `done`."""
+
+    def memory(done):
+        entries.lose_reply(done=done)
+
+    def embedded(done):
+        class Connection(sqlite3.Connection):
+            def execute(self, statement, *values):
+                if statement != "COMMIT":
+                    return super().execute(statement, *values)
+                monkeypatch.undo()
+                if done:
+                    super().execute(statement)
+                raise sqlite3.OperationalError("disk I/O error")
+
+        connect = sqlite3.connect
+        monkeypatch.setattr(
+            sqlite_file.sqlite3, "connect", lambda *args, **kw: connect(*args, **kw, factory=Connection)
+        )
+
+    def zookeeper(done):
+        whole = client.Session.attempt
+
+        def attempt(session, what, call, *, deadline):
+            monkeypatch.undo()
+            if done:
+                whole(session, what, call, deadline=deadline)
+            raise client.ReplyLostError(what)
+
+        monkeypatch.setattr(client.Session, "attempt", attempt)
+
+    return {"memory": memory, "embedded": embedded, "zookeeper": zookeeper}[kind]
 
 
 # Values, versions and names
@@ -191,6 +236,17 @@ def test_apply_too_large_is_refused_with_its_size(entries):
     assert len(entries.get("a").value) == 899_999
 
 
+@pytest.mark.parametrize("done", [True, False])
+def test_apply_answer_lost_outcome_is_open(entries, lose_answer, done):
+    entries.apply(Create("a", b""))
+    lose_answer(done)
+    with pytest.raises(OutcomeUnknownError):
+        entries.apply(Write("a", b"x", 0), Create("a/b", b""))
+    assert entries.get("a") == (Entry(b"x", 1) if done else Entry(b"", 0))
+    assert entries.names("a") == (("b",) if done else ())
+    entries.apply(Write("a", b"y", None))
+
+
 # Sessions
 
 
@@ -207,6 +263,57 @@ def test_ephemeral_names_its_session_and_goes_with_it(opened, entries):
     assert entries.names("live") == ("b",)
     entries.apply(Create("live/a", b"new"))
     assert entries.get("live/a") == Entry(b"new", 0)
+
+
+def test_session_ended_ephemerals_go_and_the_next_one_has_another_name(
+    coordinator, entries, others, expire, eventually
+):
+    entries.apply(Create("live/a", b"", ephemeral=True), Create("stays", b""))
+    before = entries.session
+    watch, elsewhere = entries.watch("unrelated"), others.watch("live")
+    expire(coordinator)
+    assert elsewhere.wait(20.0)
+    assert others.names("live") == ()
+    assert watch.wait(20.0)
+    eventually(lambda: entries.connected and entries.session != before)
+    entries.apply(Create("live/a", b"again", ephemeral=True))
+    assert others.get_many("live/a", "stays") == [Entry(b"again", 0, entries.session), Entry(b"", 0)]
+    watch.close()
+    elsewhere.close()
+
+
+@real
+def test_process_killed_its_ephemerals_go_and_watchers_are_told(url, entries, actor_of):
+    actor = actor_of(url)
+    session = actor.ask("make", "live/a")
+    watch = entries.watch("live")
+    assert entries.get("live/a") == Entry(b"", 0, session)
+    actor.kill()
+    while entries.names("live"):
+        assert watch.wait(20.0)
+    watch.close()
+
+
+@real
+def test_process_paused_loses_its_session_and_knows_when_it_wakes(
+    url, coordinator, entries, actor_of, eventually
+):
+    actor = actor_of(url)
+    session = actor.ask("make", "live/a")
+    assert actor.ask("standing") == [True, session]
+    actor.pause(coordinator)
+    watch = entries.watch("live/a")
+    assert entries.get("live/a") == Entry(b"", 0, session)
+    while entries.get("live/a") is not None:
+        assert watch.wait(20.0)
+    watch.close()
+    # Asked before it wakes: this is the first thing that it does.
+    actor.tell("standing")
+    actor.resume()
+    assert actor.answer() != [True, session]
+    eventually(lambda: actor.ask("standing")[0])
+    assert actor.ask("make", "live/a") not in (session, "EntryConflictError")
+    assert entries.get("live/a").session == actor.ask("standing")[1]
 
 
 def test_close_then_use_says_closed_and_wakes_those_who_wait(coordinator, entries, others):
@@ -233,10 +340,9 @@ def test_close_then_use_says_closed_and_wakes_those_who_wait(coordinator, entrie
     assert others.get("a") is None
 
 
+@real
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_fork_child_is_refused_and_harms_nothing(kind, coordinator, entries, others):
-    if kind == "memory":
-        pytest.skip("memory is not shared with a forked child")
+def test_fork_child_is_refused_and_harms_nothing(coordinator, entries, others):
     entries.apply(Create("a", b"", ephemeral=True))
     watch = entries.watch("a")
     child = os.fork()
@@ -319,7 +425,7 @@ def test_watch_closed_by_another_thread_returns(entries):
 
 
 def test_watch_never_misses_the_last_change(entries, others):
-    rounds = 100
+    rounds = 50
     entries.apply(Create("count", b"0"))
     watch, seen = entries.watch("count"), []
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import time
 
 import pytest
@@ -54,21 +53,11 @@ def owner_session(plain, path):
     return stat and stat.ephemeralOwner
 
 
-def expire(coordinator):
-    """End the session as the server does: somebody who knows its password takes it over and closes it."""
-    kazoo = coordinator._session._client
-    hosts = coordinator._session.hosts
-    thief = KazooClient(hosts, client_id=kazoo.client_id, timeout=2.0)
-    thief.start()
-    thief.stop()
-    thief.close()
-
-
 # Sessions
 
 
 def test_session_expired_registration_and_claim_come_back(
-    coordinator, other, plain, node, record, eventually
+    coordinator, other, plain, node, record, eventually, expire
 ):
     coordinator.register(node("a")).update(node("a", state="draining"))
     claim = coordinator.claim("run-1", "trainer")
@@ -82,7 +71,7 @@ def test_session_expired_registration_and_claim_come_back(
     assert coordinator.commit(record(), claim) == record()
 
 
-def test_session_expired_what_was_closed_stays_away(coordinator, other, plain, node, eventually):
+def test_session_expired_what_was_closed_stays_away(coordinator, other, plain, node, eventually, expire):
     coordinator.register(node("a")).close()
     coordinator.claim("run-1", "trainer").close()
     coordinator.register(node("b"))
@@ -93,33 +82,7 @@ def test_session_expired_what_was_closed_stays_away(coordinator, other, plain, n
     other.claim("run-1", "b")
 
 
-def test_process_paused_loses_run_to_other_and_its_commit_is_fenced(
-    zookeeper_url, coordinator, actor_of, record
-):
-    actor = actor_of(zookeeper_url)
-    token = actor.ask("claim", "run-1", 0)
-    actor.process.send_signal(signal.SIGSTOP)
-    claim = coordinator.claim("run-1", "b", wait_seconds=20.0)
-    assert claim.fencing_token == token + 1
-    actor.process.send_signal(signal.SIGCONT)
-    assert actor.ask("commit", record(token="stale").to_bytes().decode()) == "FencedError"
-    assert coordinator.commit(record(), claim) == record()
-    claim.close()
-    # Given back by the new owner: the old one still does not have it.
-    assert actor.ask("commit", record(generation=2, token="stale").to_bytes().decode()) == "FencedError"
-    assert coordinator.commits("run-1") == (record(),)
-
-
-def test_process_paused_and_resumed_registers_again(zookeeper_url, coordinator, actor_of, eventually):
-    actor = actor_of(zookeeper_url)
-    actor.ask("register", "a")
-    actor.process.send_signal(signal.SIGSTOP)
-    eventually(lambda: coordinator.nodes() == ())
-    actor.process.send_signal(signal.SIGCONT)
-    eventually(lambda: [info.name for info in coordinator.nodes()] == ["a"])
-
-
-def test_fence_moved_while_session_was_away_claim_is_lost(coordinator, plain, record, eventually):
+def test_fence_moved_while_session_was_away_claim_is_lost(coordinator, plain, record, eventually, expire):
     claim = coordinator.claim("run-1", "a")
     plain.set("/runs/run-1/fence", b"")
     expire(coordinator)
@@ -130,7 +93,9 @@ def test_fence_moved_while_session_was_away_claim_is_lost(coordinator, plain, re
     claim.close()
 
 
-def test_claim_overtaken_while_it_comes_back_is_lost(coordinator, plain, record, monkeypatch, eventually):
+def test_claim_overtaken_while_it_comes_back_is_lost(
+    coordinator, plain, record, monkeypatch, eventually, expire
+):
     claim = coordinator.claim("run-1", "a")
     whole = client.Session.transact
 
@@ -145,7 +110,7 @@ def test_claim_overtaken_while_it_comes_back_is_lost(coordinator, plain, record,
 
 
 def test_registration_that_cannot_come_back_at_once_is_tried_again(
-    coordinator, plain, node, monkeypatch, eventually, caplog
+    coordinator, plain, node, monkeypatch, eventually, caplog, expire
 ):
     coordinator.register(node("a"))
     whole, failed = client.Session.attempt, []
