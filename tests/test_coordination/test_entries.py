@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import threading
+from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fastcheck_dask.coordination import sqlite_file
 from fastcheck_dask.coordination.entries import (
@@ -447,6 +451,52 @@ def test_watch_never_misses_the_last_change(entries, others):
     watch.close()
     assert seen[-1] == rounds
     assert seen == sorted(seen)
+
+
+# Any changes
+
+
+_PATHS = st.sampled_from(["a", "a/b", "a/b/c", "a/d", "e/f", "g"])
+_VERSIONS = st.sampled_from([None, 0, 1, 2])
+_CHANGES = st.one_of(
+    st.builds(Create, _PATHS, st.just(b"c"), st.booleans()),
+    st.builds(Write, _PATHS, st.just(b"w"), _VERSIONS),
+    st.builds(Delete, _PATHS, _VERSIONS),
+    st.builds(Check, _PATHS, st.sampled_from([0, 1])),
+)
+_ROOTS = itertools.count()
+
+
+def _outcome(entries, root, changes):
+    """Apply changes under a root of their own and say what came of it, free of names."""
+    try:
+        entries.apply(*(replace(change, path=f"{root}/{change.path}") for change in changes))
+    except EntryConflictError as error:
+        outcome = error.path.removeprefix(root)
+    else:
+        outcome = "done"
+    paths = ["a", "a/b", "a/b/c", "a/d", "e", "e/f", "g"]
+    found = [
+        entry and replace(entry, session=entry.session and "live")
+        for entry in entries.get_many(*(f"{root}/{path}" for path in paths))
+    ]
+    return outcome, dict(zip(paths, found, strict=True)), [entries.names(f"{root}/{path}") for path in paths]
+
+
+@real
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(rounds=st.lists(st.lists(_CHANGES, min_size=1, max_size=4), min_size=1, max_size=6))
+def test_apply_any_changes_does_what_entries_in_memory_do(entries, rounds):
+    root, memory = f"r{next(_ROOTS)}", FakeCoordinator().entries
+    for session in (entries, memory):
+        session.apply(Create(root, b""))
+    for changes in rounds:
+        assert _outcome(entries, root, changes) == _outcome(memory, root, changes)
 
 
 # Several at once

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+from collections.abc import Iterable
 from typing import Any, Final
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     BadVersionError,
     KazooException,
@@ -111,16 +110,19 @@ class ZooKeeperEntries:
             self._liveness.watch_over()
         deadline = self._session.deadline()
         parents, complete = with_parents(changes)
-        while (refused := self._transact(complete, deadline=deadline)) is not None:
-            change, error = refused
-            if not (isinstance(change, Create) and isinstance(error, NoNodeError)):
-                raise EntryConflictError(change.path, _reason(change, error)) from error
+        missing: list[Change] = []
+        while (refused := self._transact((*missing, *complete), deadline=deadline)) is not None:
+            index, error = refused
+            change, ours = (*missing, *complete)[index], index < len(missing)
+            if not _is_about_parents(change, error, ours=ours):
+                path = parents[change.path] if ours else change.path
+                raise EntryConflictError(path, _reason(change, error)) from error
             if deadline.passed:
                 raise CoordinationError(
-                    f"entry {change.path}: what is above it was deleted again and again for "
+                    f"entry {change.path}: what is above it came and went again and again for "
                     f"{self._session.timeout_seconds:g} s; nothing was applied"
                 )
-            self._make_parents(parents, deadline=deadline)
+            missing = self._missing(parents, deadline=deadline)
 
     def watch(self, path: str) -> ZooKeeperWatch:
         """Watch a path; see `Entries`."""
@@ -142,7 +144,7 @@ class ZooKeeperEntries:
 
     def _transact(
         self, changes: tuple[Change, ...], *, deadline: Deadline
-    ) -> tuple[Change, KazooException] | None:
+    ) -> tuple[int, KazooException] | None:
         """Send the changes once; return None, or which was refused and why."""
 
         def build(transaction: Any) -> None:
@@ -157,22 +159,17 @@ class ZooKeeperEntries:
                 f"ZooKeeper at {self._session.hosts}: the answer to {what} was lost; the changes may take "
                 "effect, now or later, or not: read to learn"
             ) from error
-        return None if isinstance(refused, list) else (changes[refused[0]], refused[1])
+        return None if isinstance(refused, list) else refused
 
-    def _make_parents(self, parents: dict[str, str], *, deadline: Deadline) -> None:
-        for path, needed_by in parents.items():
-            place = self._znode(path)
-
-            def create(client: KazooClient, place: str = place) -> Any:
-                return client.create_async(place, b"")
-
-            # Somebody else may make or delete them meanwhile: the transaction that follows has the last word.
-            with contextlib.suppress(NodeExistsError, NoNodeError):
-                try:
-                    self._session.repeat(f"creating {place}", create, deadline=deadline)
-                except NoChildrenForEphemeralsError as error:
-                    raise EntryConflictError(needed_by, _REASONS[type(error)]) from error
-        self._session.fresh(f"looking for {self._root}", lambda _: [], fence=self._root, deadline=deadline)
+    def _missing(self, parents: Iterable[str], *, deadline: Deadline) -> list[Change]:
+        """Return what makes those parents that are not there; others may be faster, or delete them again."""
+        found = self._session.fresh(
+            "looking for parents",
+            lambda client: [client.exists_async(self._znode(path)) for path in parents],
+            fence=self._root,
+            deadline=deadline,
+        )
+        return [Create(path, b"") for path, stat in zip(parents, found, strict=True) if stat is None]
 
     def _znode(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
@@ -189,6 +186,13 @@ def _add(transaction: Any, change: Change, *, path: str) -> None:
         transaction.delete(path, version)
     else:
         transaction.set_data(path, change.value, version)
+
+
+def _is_about_parents(change: Change, error: KazooException, *, ours: bool) -> bool:
+    """Say whether a refused transaction may be accepted with other parents; `ours`: it was one of these."""
+    return isinstance(change, Create) and (
+        isinstance(error, NoNodeError) or (ours and isinstance(error, NodeExistsError))
+    )
 
 
 def _reason(change: Change, error: KazooException) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from typing import Final
 
 from fastcheck_dask.clock import Deadline, boot_seconds
 from fastcheck_dask.coordination.zookeeper.client import ReplyLostError, Session
-from fastcheck_dask.errors import CoordinationError
+from fastcheck_dask.errors import ClosedError, CoordinationError
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +53,21 @@ class Liveness:
                 )
                 self._thread.start()
 
+    def look(self) -> None:
+        """Ask for a sign of life if none came for some time."""
+        session = self._session
+        patience = _ASK_AFTER * session.session_seconds
+        if not session.connected or self._silence() < patience:
+            return
+        try:
+            session.attempt(
+                "asking for a sign of life",
+                lambda client: client.exists_async(self._path),
+                deadline=Deadline.after(patience),
+            )
+        except (CoordinationError, ClosedError, ReplyLostError) as error:
+            logger.debug("no sign of life: %s", error)
+
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._closing.set()
@@ -64,18 +78,6 @@ class Liveness:
         return boot_seconds() - self._session.heard_at
 
     def _run(self) -> None:
-        session = self._session
-        while not self._closing.is_set():
-            if session.connected and self._silence() > _ASK_AFTER * session.session_seconds:
-                self._ask()
-            self._closing.wait(_LOOK_EVERY * session.session_seconds)
-
-    def _ask(self) -> None:
-        deadline = Deadline.after(_ASK_AFTER * self._session.session_seconds)
-        with contextlib.suppress(ReplyLostError):
-            try:
-                self._session.attempt(
-                    "asking for a sign of life", lambda c: c.exists_async(self._path), deadline=deadline
-                )
-            except CoordinationError as error:
-                logger.debug("no sign of life: %s", error)
+        while not self._closing.is_set() and not self._session.closed:
+            self.look()
+            self._closing.wait(_LOOK_EVERY * self._session.session_seconds)
