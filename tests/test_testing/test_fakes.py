@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
+from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.errors import CoordinationError, CorruptDataError, NodeUnavailableError, TierError
 from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNode, FakeNodes
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS
@@ -188,3 +189,14 @@ def test_fake_nodes_close_ends_their_threads():
     for worker in workers:
         worker.join(30)
         assert not worker.is_alive()
+
+
+def test_coordinator_unreachable_its_entries_are_too_and_the_session_lives_on(coordinator, other):
+    coordinator.entries.apply(Create("a", b"", ephemeral=True))
+    coordinator.unreachable = True
+    assert not coordinator.entries.connected
+    with pytest.raises(CoordinationError):
+        coordinator.entries.get("a")
+    assert other.entries.get("a").session == coordinator.entries.session
+    coordinator.unreachable = False
+    assert coordinator.entries.connected
