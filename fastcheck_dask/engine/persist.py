@@ -201,7 +201,11 @@ class Persister:
         causes: list[str],
     ) -> tuple[int, list[str]]:
         assert manifest.layout is not None
-        keys = list(manifest.layout.keys_of(shard))
+        derived: dict[str, list[str]] = {}
+        for made, source in manifest.sources.items():
+            derived.setdefault(source, []).append(made)
+        # Each derived chunk comes after its source: the node that holds the one makes the other.
+        keys = [k for key in manifest.layout.keys_of(shard) for k in (key, *derived.get(key, ()))]
         client = self._client(record.nodes[shard], record.addresses[shard])
         identity: dict[str, Any] = {
             "run": manifest.run,
@@ -215,7 +219,15 @@ class Persister:
             try:
                 for batch in batches_of(keys, manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
                     nbytes, lacking = await client.persist(
-                        **identity, location=self._location, directory=directory, keys=batch
+                        **identity,
+                        location=self._location,
+                        directory=directory,
+                        keys=batch,
+                        derived={
+                            key: (manifest.sources[key], manifest.chunks[key].dtype, manifest.digests[key])
+                            for key in batch
+                            if key in manifest.sources
+                        },
                     )
                     written += nbytes
                     missing += lacking
