@@ -201,11 +201,7 @@ class Persister:
         causes: list[str],
     ) -> tuple[int, list[str]]:
         assert manifest.layout is not None
-        derived: dict[str, list[str]] = {}
-        for made, source in manifest.sources.items():
-            derived.setdefault(source, []).append(made)
-        # Each derived chunk comes after its source: the node that holds the one makes the other.
-        keys = [k for key in manifest.layout.keys_of(shard) for k in (key, *derived.get(key, ()))]
+        keys = _keys_to_write(manifest, manifest.layout.keys_of(shard))
         client = self._client(record.nodes[shard], record.addresses[shard])
         identity: dict[str, Any] = {
             "run": manifest.run,
@@ -224,9 +220,9 @@ class Persister:
                         directory=directory,
                         keys=batch,
                         derived={
-                            key: (manifest.sources[key], manifest.chunks[key].dtype, manifest.digests[key])
+                            key: (source, manifest.chunks[key].dtype, manifest.digests[key])
                             for key in batch
-                            if key in manifest.sources
+                            if (source := manifest.sources.get(key)) is not None
                         },
                     )
                     written += nbytes
@@ -246,3 +242,11 @@ class Persister:
         finally:
             await client.close()
         return written, missing + keys[done:]
+
+
+def _keys_to_write(manifest: Manifest, held: Iterable[str]) -> list[str]:
+    """Return the chunks that a node writes: those that it holds, each followed by the casts of it."""
+    casts: dict[str, list[str]] = {}
+    for key, source in manifest.sources.items():
+        casts.setdefault(source, []).append(key)
+    return [key for source in held for key in (source, *casts.get(source, ()))]

@@ -389,11 +389,12 @@ def test_persist_nodes_that_know_no_derived_chunks_host_writes_them(rig, monkeyp
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_persist_node_lost_host_writes_what_it_would_have(rig, lost):
+@pytest.mark.parametrize("from_host", [True, False])
+def test_persist_node_lost_what_it_would_have_written_comes_from_the_slot_or_parity(rig, lost, from_host):
     run = rig()
     saved = run.save(mixed(1))
     run.nodes[f"n{lost}"].down = True
-    run.persist(saved)
+    assert run.persist(saved, from_host=from_host).by_host_bytes > 0
     run.forget_local()
     for node in run.nodes:
         node.down = True
