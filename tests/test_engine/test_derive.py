@@ -134,6 +134,29 @@ def test_save_marks_only_what_is_derived_and_sends_none_of_it(rig):
     assert same(run.recover().state, mixed(1))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((), (0,), (0, 5), (1,), (128,), (129,), (1, 1, 130), (1023,), (1024,), (1025,), (2048,), (2049,)),
+        *((5, 1024), (2, 1, 1025), (1500, 1, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_save_of_any_shape_is_derived_where_it_has_chunks_and_exact(rig, shape, dtype):
+    run = rig()
+    master = floats(1, *shape)
+    state = {"m": master, "w": master.to(dtype), "other": floats(2, 2000)}
+    saved = run.save(state)
+    assert marked(saved) == ({"w": "m"} if master.numel() > 128 else {})
+    run.persist(saved, from_host=False)
+    group = zarr.open_group(f"{run.folder.store.location}/00000001-t", mode="r")
+    assert group["w"][...].tobytes() == state["w"].view(torch.int16).numpy().tobytes()
+    run.forget_local()
+    run.nodes["n0"].down = True
+    assert same(run.recover(folder=False).state, state)
+
+
 @pytest.mark.parametrize("index", [-1, 0, 1, 1023, 1024, 2047, 2048, 2998])
 def test_save_one_bit_off_anywhere_is_not_derived_and_exact(rig, index):
     run = rig()
