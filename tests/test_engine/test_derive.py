@@ -351,7 +351,7 @@ def of_kind(kind, step):
     return state
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=6))
 def test_flag_flips_in_any_order_with_deltas_and_any_node_lost_exact(rig, kinds):
     run = rig()
