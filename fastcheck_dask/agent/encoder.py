@@ -19,7 +19,7 @@ import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.agent.channel import BlockingChannel, Message
-from fastcheck_dask.engine.encode import Bits, TaskEncoder
+from fastcheck_dask.engine.encode import Bits, TaskEncoder, check_cast
 from fastcheck_dask.errors import ClosedError, to_wire
 from fastcheck_dask.tiers.local import Slot
 
@@ -52,6 +52,18 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
     return {"id": message["id"], "results": results}
 
 
+def run_checks(message: Message) -> Message:
+    """Compare chunks of a slot with the casts of others."""
+    current = Slot(Path(message["current"]), readonly=True).data
+    return {
+        "id": message["id"],
+        "digests": [
+            check_cast(current, source=tuple(source), narrow=tuple(narrow), dtype=dtype)
+            for dtype, source, narrow in message["checks"]
+        ],
+    }
+
+
 def main(socket_fd: int, arena_fd: int) -> None:
     """Serve jobs until the socket closes."""
     # The agent decides when encoders end; a Ctrl-C in the terminal goes to the whole group.
@@ -62,9 +74,12 @@ def main(socket_fd: int, arena_fd: int) -> None:
     encoder = TaskEncoder()
     while (message := channel.receive()) is not None:
         try:
-            if arena.size != message["arena_bytes"]:
-                arena = np.frombuffer(mmap.mmap(arena_fd, message["arena_bytes"]), np.uint8)
-            reply = run_job(message, arena, encoder)
+            if "checks" in message:
+                reply = run_checks(message)
+            else:
+                if arena.size != message["arena_bytes"]:
+                    arena = np.frombuffer(mmap.mmap(arena_fd, message["arena_bytes"]), np.uint8)
+                reply = run_job(message, arena, encoder)
         except Exception as error:  # a failed job is answered, whatever it was: the agent decides
             reply = {"id": message["id"], "error": to_wire(error)}
         try:

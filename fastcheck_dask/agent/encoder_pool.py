@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
-from fastcheck_dask.agent.channel import AsyncChannel
+from fastcheck_dask.agent.channel import AsyncChannel, Message
 from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.plan import Job, Task
+from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.engine.save import EncodedChunk
 from fastcheck_dask.errors import ClosedError, TierError, from_wire
 
@@ -126,35 +126,47 @@ class EncoderPool:
         finally:
             self._windows.put_nowait(window)
 
+    async def check(self, checks: Sequence[CastCheck], current: Path) -> list[str | None]:
+        """Return the digest of each chunk that is the cast it may be, and None for the others."""
+        reply = await self._ask(
+            {"current": str(current), "checks": [[c.dtype, c.source, c.narrow] for c in checks]}
+        )
+        found: list[str | None] = reply["digests"]
+        return found
+
     async def _encode(self, job: Job, current: Path, base: Path | None, window: int) -> list[EncodedChunk]:
+        reply = await self._ask(
+            {
+                "window": window,
+                "arena_bytes": self._arena.size,
+                "current": str(current),
+                "base": None if base is None else str(base),
+                "compress": self._compress and job.compress,
+                "tasks": [[t.dtype, t.nbytes, t.current, t.base] for t in job.tasks],
+            }
+        )
+        return [self._chunk(t, r) for t, r in zip(job.tasks, reply["results"], strict=True)]
+
+    async def _ask(self, message: Message) -> Message:
+        """Have a process answer; one that dies of it is replaced, and another one is asked."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return await self._run(job, current, base, window)
+                return await self._ask_one(message)
             except _EncoderDiedError as error:
                 log.warning("%s; the job is given to another", error)
         try:
-            return await self._run(job, current, base, window)
+            return await self._ask_one(message)
         except _EncoderDiedError as error:
             raise TierError(f"{error}; {_ATTEMPTS} encoder processes died of the same job") from error
 
-    async def _run(self, job: Job, current: Path, base: Path | None, window: int) -> list[EncodedChunk]:
+    async def _ask_one(self, message: Message) -> Message:
         if len(self._processes) + len(self._replacing) < self._count:
             # One that died could not be replaced then.
             await self._start_one()
         process = await self._idle.get()
         try:
             number = next(self._ids)
-            await process.channel.send(
-                {
-                    "id": number,
-                    "window": window,
-                    "arena_bytes": self._arena.size,
-                    "current": str(current),
-                    "base": None if base is None else str(base),
-                    "compress": self._compress and job.compress,
-                    "tasks": [[t.dtype, t.nbytes, t.current, t.base] for t in job.tasks],
-                }
-            )
+            await process.channel.send({"id": number, **message})
             reply = await process.channel.receive()
         except ClosedError:
             reply = None
@@ -171,7 +183,7 @@ class EncoderPool:
         self._idle.put_nowait(process)
         if "error" in reply:
             raise from_wire(reply["error"])
-        return [self._chunk(t, r) for t, r in zip(job.tasks, reply["results"], strict=True)]
+        return reply
 
     def _chunk(self, task: Task, result: list[Any]) -> EncodedChunk:
         at, nbytes, digest, crc32c, seconds = result

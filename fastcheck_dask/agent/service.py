@@ -20,6 +20,7 @@ from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, publish
 from fastcheck_dask.engine.save_objects import save_to_objects
@@ -178,6 +179,7 @@ class SaveService:
                 "record": saved.record.to_bytes(),
                 "stats": {
                     "raw_bytes": stats.raw_bytes,
+                    "derived_bytes": stats.derived_bytes,
                     "sent_bytes": stats.sent_bytes,
                     "chunks": stats.chunks,
                     "deltas": stats.deltas,
@@ -197,6 +199,8 @@ class SaveService:
         base = self._slots.base
         if base is not None and (latest is None or base.manifest.token != latest.token):
             self._slots.rebase(None, None)
+        if self._config.peers:
+            snapshot = await derive(snapshot, self._encoders)
         seal = partial(slot.seal, token=snapshot.token)
         excluded: set[str] = set()
         cause: FastCheckError | None = None

@@ -10,6 +10,7 @@ import xxhash
 from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller, encode_raw_into
 
 from fastcheck_dask.engine.plan import Piece
+from fastcheck_dask.layout.casts import is_cast
 from fastcheck_dask.layout.parity import combine
 
 Bits = npt.NDArray[np.uint8]
@@ -32,6 +33,12 @@ class Payload:
 def digest(bits: Bits) -> str:
     """Return the digest of raw bits, as manifests carry it."""
     return xxhash.xxh3_128_hexdigest(bits)
+
+
+def check_cast(slot: Bits, *, source: Piece, narrow: Piece, dtype: str) -> str | None:
+    """Return the digest of a chunk if it is, bit for bit, the cast of another one of the slot; else None."""
+    bits = slot[narrow[0] : sum(narrow)]
+    return digest(bits) if is_cast(slot[source[0] : sum(source)], bits, dtype) else None
 
 
 class TaskEncoder:

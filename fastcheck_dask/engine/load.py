@@ -20,6 +20,7 @@ from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.engine.plan import batches_of, parity_dtype
 from fastcheck_dask.errors import FastCheckError, ShardCorruptError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
+from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.parity import combine
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 16 * 2**20
 #: Raw bytes of the parity chunks that are in memory at once.
 _PARITY_BYTES = 64 * 2**20
+#: Raw bytes of the sources of derived chunks that are in memory at once, if nobody asked for the sources.
+_SOURCE_BYTES = 64 * 2**20
 #: Chunks of the object tier that are read at once.
 _OBJECT_READERS = 4
 
@@ -44,7 +47,8 @@ class LoadReport:
 
     generation: int
     tag: str
-    #: Raw bytes by source: ``"local"``, ``"peers"``, ``"parity"``, ``"object"``.
+    #: Raw bytes by source: ``"local"``, ``"peers"``, ``"parity"``, ``"object"``, and ``"derived"`` for what
+    #: was made here of other chunks.
     raw_bytes: dict[str, int] = field(default_factory=dict)
     #: Encoded bytes that came over the network or from the object tier.
     received_bytes: int = 0
@@ -116,12 +120,12 @@ class ChunkLoader:
             If a chunk is with no source; carries what each source said.
         """
         wanted = [key for key in keys if key not in self._good]
-        if wanted and self._record is not None and self._record.nodes and self._manifest.layout is not None:
-            await self._from_peers(wanted)
-            await self._from_parity([key for key in wanted if key not in self._good])
-        left = [key for key in wanted if key not in self._good]
-        if left:
-            await self._from_objects(left)
+        derived = [key for key in wanted if key in self._manifest.sources]
+        stored = [key for key in wanted if key not in self._manifest.sources]
+        await self._from_nodes(stored)
+        await self._from_objects([key for key in stored if key not in self._good])
+        await self._from_sources(derived, asked=set(stored))
+        await self._from_objects([key for key in derived if key not in self._good])
         await self._repair()
         missing = [key for key in wanted if key not in self._good]
         if missing:
@@ -132,6 +136,50 @@ class ChunkLoader:
         log.warning("generation %d: %s", self._manifest.generation, why)
         self._report.rebuilt.append(why)
         self._causes.append(why)
+
+    async def _from_nodes(self, keys: list[str]) -> None:
+        if keys and self._record is not None and self._record.nodes and self._manifest.layout is not None:
+            await self._from_peers(keys)
+            await self._from_parity([key for key in keys if key not in self._good])
+
+    async def _from_sources(self, keys: list[str], *, asked: set[str]) -> None:
+        """Make derived chunks of sources that are here, or that nobody asked for and the nodes give."""
+        sources = self._manifest.sources
+        await self._cast([key for key in keys if sources[key] in self._good], self._region)
+        hidden = {sources[key] for key in keys} - asked - self._good
+        for batch in batches_of(sorted(hidden), self._manifest.nbytes_of, budget_bytes=_SOURCE_BYTES):
+            scratch: dict[str, Bits] = {}
+
+            def room(key: str, scratch: dict[str, Bits] = scratch) -> Bits:
+                return scratch.setdefault(key, np.empty(self._manifest.nbytes_of(key), np.uint8))
+
+            loader = ChunkLoader(
+                self._manifest,
+                room,
+                record=self._record,
+                client=self._client,
+                folder=None,
+                report=self._report,
+            )
+            await loader._from_nodes(batch)
+            await loader._repair()
+            self._causes += loader._causes
+            await self._cast([key for key in keys if sources[key] in loader._good], room)
+
+    async def _cast(self, keys: list[str], source_bits: Region) -> None:
+        made = await asyncio.gather(*(asyncio.to_thread(self._cast_one, key, source_bits) for key in keys))
+        for key, found in zip(keys, made, strict=True):
+            if found != self._manifest.digests[key]:
+                self._lost(
+                    f"chunk {key}: the cast of {self._manifest.sources[key]} gives other bits ({found})"
+                )
+                continue
+            self._good.add(key)
+            self._report.count("derived", self._manifest.sizes[key])
+
+    def _cast_one(self, key: str, source_bits: Region) -> str:
+        source, dtype = source_bits(self._manifest.sources[key]), self._manifest.chunks[key].dtype
+        return digest(cast(source, dtype, out=self._region(key)))
 
     async def _from_peers(self, keys: list[str]) -> None:
         assert self._manifest.layout is not None
@@ -273,7 +321,7 @@ class ChunkLoader:
         return True
 
     async def _from_objects(self, keys: list[str]) -> None:
-        if self._folder is None:
+        if self._folder is None or not keys:
             return
         directory = directory_name(self._manifest.generation, self._manifest.tag)
         readers = asyncio.Semaphore(_OBJECT_READERS)

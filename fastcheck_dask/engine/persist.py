@@ -201,7 +201,7 @@ class Persister:
         causes: list[str],
     ) -> tuple[int, list[str]]:
         assert manifest.layout is not None
-        keys = list(manifest.layout.keys_of(shard))
+        keys = _keys_to_write(manifest, manifest.layout.keys_of(shard))
         client = self._client(record.nodes[shard], record.addresses[shard])
         identity: dict[str, Any] = {
             "run": manifest.run,
@@ -215,7 +215,15 @@ class Persister:
             try:
                 for batch in batches_of(keys, manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
                     nbytes, lacking = await client.persist(
-                        **identity, location=self._location, directory=directory, keys=batch
+                        **identity,
+                        location=self._location,
+                        directory=directory,
+                        keys=batch,
+                        derived={
+                            key: (source, manifest.chunks[key].dtype, manifest.digests[key])
+                            for key in batch
+                            if (source := manifest.sources.get(key)) is not None
+                        },
                     )
                     written += nbytes
                     missing += lacking
@@ -234,3 +242,11 @@ class Persister:
         finally:
             await client.close()
         return written, missing + keys[done:]
+
+
+def _keys_to_write(manifest: Manifest, held: Iterable[str]) -> list[str]:
+    """Return the chunks that a node writes: those that it holds, each followed by the casts of it."""
+    casts: dict[str, list[str]] = {}
+    for key, source in manifest.sources.items():
+        casts.setdefault(source, []).append(key)
+    return [key for source in held for key in (source, *casts.get(source, ()))]

@@ -25,6 +25,11 @@ class Content:
     _chunks: dict[str, Chunk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def sizes_at_peers(self) -> dict[str, int]:
+        """Raw bytes of each data chunk that the storage nodes hold: derived arrays are made of others."""
+        return {c.key: c.nbytes for spec in self.arrays if spec.source is None for c in spec.chunks}
+
+    @property
     def chunks(self) -> Mapping[str, Chunk]:
         """The data chunks by key."""
         if not self._chunks:
@@ -63,6 +68,19 @@ class Job:
     def raw_bytes(self) -> int:
         """Raw bytes of all tasks."""
         return sum(task.nbytes for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class CastCheck:
+    """One chunk to compare with the cast of another one of the same slot."""
+
+    key: str
+    #: Of the chunk that may be the cast.
+    dtype: str
+    #: Where the float32 chunk lies.
+    source: Piece
+    #: Where the chunk that may be its cast lies.
+    narrow: Piece
 
 
 def jobs_for_peers(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.engine.compression import CompressionPolicy, Meter
 from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.plan import Content, Job, jobs_for_peers
+from fastcheck_dask.engine.plan import CastCheck, Content, Job, jobs_for_peers
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
@@ -85,6 +85,10 @@ class Encoder(Protocol):
         """Encode a job from the slots at these paths; the chunks are valid until the block ends."""
         ...
 
+    async def check(self, checks: Sequence[CastCheck], current: Path) -> list[str | None]:
+        """Return the digest of each chunk that is the cast it may be, and None for the others."""
+        ...
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -98,6 +102,8 @@ class Snapshot:
     content: Content
     #: Of all arrays; what is inline in the tree does not count.
     raw_bytes: int
+    #: Digests of the chunks of derived arrays, which are not sent.
+    derived_digests: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class SaveStats:
 
     raw_bytes: int = 0
     sent_bytes: int = 0
+    #: Of `raw_bytes`, those of derived arrays: verified here and not sent.
+    derived_bytes: int = 0
     #: Of the chunks sent, how many were deltas against the base.
     deltas: int = 0
     chunks: int = 0
@@ -323,7 +331,12 @@ class _Attempt:
         self._clients = clients
         self.digests: dict[str, str] = {}
         self.meter = Meter()
-        self.stats = SaveStats(raw_bytes=snapshot.raw_bytes, nodes=self._names, degraded=choice.degraded)
+        self.stats = SaveStats(
+            raw_bytes=snapshot.raw_bytes,
+            derived_bytes=sum(a.nbytes for a in snapshot.content.arrays if a.source is not None),
+            nodes=self._names,
+            degraded=choice.degraded,
+        )
 
     async def begin(self, layout: Layout, generation: int, latest: CommitRecord | None) -> Collection[str]:
         """Announce the save to every node; return the keys that have to go whole, whatever base there is."""
@@ -409,8 +422,9 @@ class _Attempt:
 
 def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
     previous = base.manifest.layout if base is not None else None
-    sizes = {key: chunk.nbytes for key, chunk in snapshot.content.chunks.items()}
-    return assign(sizes, shards=choice.shards, parity=choice.parity, previous=previous)
+    return assign(
+        snapshot.content.sizes_at_peers, shards=choice.shards, parity=choice.parity, previous=previous
+    )
 
 
 def manifest_of(
@@ -422,7 +436,7 @@ def manifest_of(
     choice: Choice,
     layout: Layout | None,
 ) -> Manifest:
-    """Return the manifest of a snapshot whose chunks have these digests."""
+    """Return the manifest of a snapshot whose chunks, unless derived, have these digests."""
     return Manifest(
         run=run,
         generation=generation,
@@ -431,7 +445,7 @@ def manifest_of(
         created_unix=snapshot.created_unix,
         tree=snapshot.tree,
         arrays=snapshot.content.arrays,
-        digests=digests,
+        digests={**snapshot.derived_digests, **digests},
         layout=layout,
         nodes=tuple(node.name for node in choice.nodes),
     )

@@ -114,6 +114,8 @@ class Tuning:
     curves: tuple[Curve, ...]
     #: Bytes of the tensors that have no exponent, and so no prefix.
     other_bytes: int
+    #: Bytes of the tensors that the storage nodes were not sent, being casts of others.
+    derived_bytes: int
 
 
 class _Sample(NamedTuple):
@@ -165,6 +167,7 @@ def tune(folder: CheckpointFolder, *, tag: str | None = None, sample_bytes: int 
         older.tag if older is not None and has_deltas else None,
         tuple(curves),
         manifest.raw_bytes - floats,
+        manifest.derived_bytes,
     )
 
 

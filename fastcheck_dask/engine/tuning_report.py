@@ -30,6 +30,12 @@ def show(console: Console, tuning: Tuning) -> None:
             f"{_mb(tuning.other_bytes)} of other tensors have no exponent and go as byte planes.",
             highlight=False,
         )
+    if tuning.derived_bytes:
+        console.print(
+            f"{_mb(tuning.derived_bytes)} are casts of float32 tensors, bit for bit, and were not sent to "
+            "the storage nodes; they are measured above like all others.",
+            highlight=False,
+        )
 
 
 def conclusions(curve: Curve) -> list[str]:

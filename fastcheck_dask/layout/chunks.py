@@ -40,6 +40,9 @@ class ArraySpec:
     dtype: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
+    #: Path of the float32 array of which this one is the cast (see `layout.casts`): it has that one's shape
+    #: and chunk shape, and the storage nodes do not hold it. None for an array that stands by itself.
+    source: str | None = None
 
     @cached_property
     def itemsize(self) -> int:

@@ -12,12 +12,16 @@ from typing import Any
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
 from fastcheck_dask.ids import check_name
+from fastcheck_dask.layout.casts import CAST_DTYPES, SOURCE_DTYPE
 from fastcheck_dask.layout.chunks import MAX_DIMENSIONS, ArraySpec, Chunk, is_contiguous
 from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
-FORMAT_VERSION = 1
+#: A reader refuses every other. 2 has derived arrays; without any, 1 is written.
+FORMAT_VERSIONS = (1, 2)
+#: How a derived array is made of its source; see `layout.casts`.
+_RULE = "cast"
 #: A manifest is parsed whole: this bounds what a damaged length can make a reader allocate.
 LIMIT_BYTES = 512 * 2**20
 
@@ -52,9 +56,25 @@ class Manifest:
         return {key: chunk.nbytes for key, chunk in self.chunks.items()}
 
     @cached_property
+    def sources(self) -> dict[str, str]:
+        """The chunks of derived arrays, and the chunk that each is the cast of; they are in no stripe."""
+        by_path = {spec.path: spec for spec in self.arrays}
+        return {
+            chunk.key: source.key
+            for spec in self.arrays
+            if spec.source is not None
+            for chunk, source in zip(spec.chunks, by_path[spec.source].chunks, strict=True)
+        }
+
+    @cached_property
     def raw_bytes(self) -> int:
         """Raw bytes of all arrays; what is inline in the tree does not count."""
         return sum(spec.nbytes for spec in self.arrays)
+
+    @cached_property
+    def derived_bytes(self) -> int:
+        """Raw bytes of the derived arrays."""
+        return sum(spec.nbytes for spec in self.arrays if spec.source is not None)
 
     def nbytes_of(self, key: str) -> int:
         """Return the raw bytes of a data or parity chunk."""
@@ -67,7 +87,7 @@ class Manifest:
         """Return canonical JSON: equal manifests have equal bytes."""
         document = {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": FORMAT_VERSIONS[any(spec.source is not None for spec in self.arrays)],
             "run": self.run,
             "generation": self.generation,
             "tag": self.tag,
@@ -81,6 +101,7 @@ class Manifest:
                     "shape": list(spec.shape),
                     "chunk_shape": list(spec.chunk_shape),
                     "digests": [self.digests[chunk.key] for chunk in spec.chunks],
+                    **({} if spec.source is None else {"derived": {"from": spec.source, "rule": _RULE}}),
                 }
                 for spec in self.arrays
             ],
@@ -117,10 +138,10 @@ class Manifest:
         document = parse_json(bytes(data), where)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise UnknownFormatError(f"{where}: not a FastCheck manifest")
-        if document.get("version") != FORMAT_VERSION:
+        if document.get("version") not in FORMAT_VERSIONS:
             raise UnknownFormatError(
                 f"{where}: format version {document.get('version')!r}, this FastCheck reads "
-                f"{FORMAT_VERSION}; upgrade it"
+                f"{' and '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
             )
         try:
             manifest = _build(cls, document)
@@ -138,10 +159,11 @@ class Manifest:
             raise CorruptDataError("an array path stands twice")
         if any(spec.path[:end] in names for spec in self.arrays for end in _slashes(spec.path)):
             raise CorruptDataError("an array lies inside another")
+        self._check_derived()
         expected = set(self.chunks)
         if self.layout is not None:
             placed = [key for s in self.layout.stripes for key in s.members if key is not None]
-            if sorted(placed) != sorted(expected):
+            if sorted(placed) != sorted(expected - self.sources.keys()):
                 raise CorruptDataError("the stripes do not hold every chunk exactly once")
             if len(self.nodes) != self.layout.nodes_wanted:
                 raise CorruptDataError(f"{len(self.nodes)} nodes for {self.layout.nodes_wanted} shards")
@@ -151,6 +173,17 @@ class Manifest:
             raise CorruptDataError(f"{len(self.nodes)} nodes and no layout")
         if set(self.digests) != expected:
             raise CorruptDataError("the digests do not name every chunk exactly once")
+
+    def _check_derived(self) -> None:
+        by_path = {spec.path: spec for spec in self.arrays}
+        for spec in self.arrays:
+            if spec.source is None:
+                continue
+            source = by_path.get(spec.source)
+            if source is None or spec.dtype not in CAST_DTYPES or source.dtype != SOURCE_DTYPE:
+                raise CorruptDataError(f"{spec.path} cannot be the cast of {spec.source!r:.200}")
+            if (spec.shape, spec.chunk_shape) != (source.shape, source.chunk_shape):
+                raise CorruptDataError(f"{spec.path} has other chunks than {spec.source}, its source")
 
 
 def parse_json(data: bytes, where: str) -> Any:
@@ -212,11 +245,19 @@ def _array(entry: dict[str, Any]) -> tuple[ArraySpec, list[str]]:
         raise CorruptDataError(f"{path}: chunk shape {chunk_shape} does not fit shape {shape}")
     if not is_safe(path):
         raise CorruptDataError(f"{path!r} cannot be the path of an array")
-    spec = ArraySpec(path, _text(entry["dtype"], "dtype"), shape, chunk_shape)
+    spec = ArraySpec(path, _text(entry["dtype"], "dtype"), shape, chunk_shape, _source(entry, path))
     digests = [_text(d, f"digest of {path}") for d in entry["digests"]]
     if len(digests) != spec.chunk_count:
         raise CorruptDataError(f"{path}: {len(digests)} digests do not fit shape {shape}")
     return spec, digests
+
+
+def _source(entry: dict[str, Any], path: str) -> str | None:
+    if "derived" not in entry:
+        return None
+    if entry["derived"]["rule"] != _RULE:
+        raise CorruptDataError(f"{path} is derived by {entry['derived']['rule']!r:.80}, an unknown rule")
+    return _text(entry["derived"]["from"], f"the source of {path}")
 
 
 def _layout(described: dict[str, Any], digests: dict[str, str]) -> Layout:

@@ -27,8 +27,9 @@ class SaveHandle:
     generation : int or None
         None until committed.
     stats : dict
-        What the save moved, filled when known: ``raw_bytes``, ``sent_bytes``, ``chunks``, ``deltas``,
-        ``nodes``, ``stall_seconds``, ``save_seconds``, ``persisted_bytes``, ``persist_seconds``.
+        What the save moved, filled when known: ``raw_bytes``, ``derived_bytes`` (of those, not sent because
+        they are the cast of others), ``sent_bytes``, ``chunks``, ``deltas``, ``nodes``, ``stall_seconds``,
+        ``save_seconds``, ``persisted_bytes``, ``persist_seconds``.
     skipped : bool
         Whether nothing was saved, because earlier saves were in flight and `on_busy` is ``"skip"``.
     """

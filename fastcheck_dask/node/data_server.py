@@ -14,6 +14,7 @@ from distributed.comm.core import Comm, CommClosedError, listen
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
 from fastcheck_dask.ids import check_name
+from fastcheck_dask.node.casts import Wanted, encoded_cast
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address
@@ -268,18 +269,33 @@ class DataServer:
     def _persist(self, request: _Request) -> _Reply:
         directory = _field(request, "directory", str)
         keys = _texts(request, "keys")
+        casts = _field(request, "derived", dict, optional=True) or {}
+        derived = {key: Wanted.from_wire(value) for key, value in casts.items()}
         for path in (directory, *keys):
             if not path or any(part in ("", ".", "..") for part in path.split("/")):
                 raise TierError(f"{path!r:.200} cannot be part of a path in the object tier")
         store = self._open_store(_field(request, "location", str))
         written, missing = 0, []
         for key in keys:
-            found = self._store.read(*_name(request), keys=[key])
-            missing += found.missing
-            for entry in found.entries:
-                store.write(f"{directory}/{key}", entry.payload)
-                written += entry.payload.nbytes
+            payload = self._payload(_name(request), key, derived.get(key))
+            if payload is None:
+                missing.append(key)
+            else:
+                store.write(f"{directory}/{key}", payload)
+                written += payload.nbytes
         return {"written_bytes": written, "missing": missing}
+
+    def _payload(self, name: tuple[str, int, str], key: str, wanted: Wanted | None) -> Bits | None:
+        """Return a whole payload, stored or made of a stored one; None if there is no intact one."""
+        found = self._store.read(*name, keys=[key if wanted is None else wanted.source])
+        for entry in found.entries:
+            if wanted is None:
+                return entry.payload
+            try:
+                return encoded_cast(entry, wanted)
+            except CorruptDataError as error:
+                logger.warning("node %s cannot make chunk %s: %s", self._store.name, key, error)
+        return None
 
     def _drop(self, request: _Request) -> _Reply:
         self._store.drop(_run(request))

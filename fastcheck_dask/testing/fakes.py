@@ -20,8 +20,8 @@ from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
 from fastcheck_dask.coordination.commits import bounded, check_commit, conflicting_mark, judge
-from fastcheck_dask.engine.encode import TaskEncoder
-from fastcheck_dask.engine.plan import Job, Task
+from fastcheck_dask.engine.encode import TaskEncoder, check_cast
+from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.engine.save import EncodedChunk
 from fastcheck_dask.errors import (
     ClosedError,
@@ -411,6 +411,11 @@ class InlineEncoder:
         yield chunks
         for chunk in chunks:
             chunk.payload[:] = 0xEE
+
+    async def check(self, checks: Sequence[CastCheck], current: Path) -> list[str | None]:
+        """Compare chunks with the casts of others."""
+        now = Slot(current, readonly=True).data
+        return [check_cast(now, source=c.source, narrow=c.narrow, dtype=c.dtype) for c in checks]
 
     def _encode(self, task: Task, now: Bits, before: Bits | None, *, compress: bool) -> EncodedChunk:
         started = time.perf_counter()

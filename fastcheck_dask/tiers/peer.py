@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -195,15 +195,28 @@ class PeerClient:
         await self._request(_at("unpin", run, generation, token))
 
     async def persist(
-        self, run: str, generation: int, token: str, *, location: str, directory: str, keys: Sequence[str]
+        self,
+        run: str,
+        generation: int,
+        token: str,
+        *,
+        location: str,
+        directory: str,
+        keys: Sequence[str],
+        derived: Mapping[str, tuple[str, str, str]] | None = None,
     ) -> tuple[int, list[str]]:
-        """Have the node write chunks into the object tier; return the bytes written and the keys it lacks."""
+        """Have the node write chunks into the object tier; return the bytes written and the keys it lacks.
+
+        `derived` tells, by key, of which chunk that the node holds a chunk is the cast, its dtype, and the
+        digest of its bits. A node that does not know the field lacks those.
+        """
         reply = await self._request(
             {
                 **_at("persist", run, generation, token),
                 "location": location,
                 "directory": directory,
                 "keys": list(keys),
+                "derived": {key: list(of) for key, of in (derived or {}).items()},
             }
         )
         written = reply.get("written_bytes")

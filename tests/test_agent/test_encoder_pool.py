@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, is_delta
 from fastcheck_dask.agent import encoder_pool
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.engine.encode import digest
-from fastcheck_dask.engine.plan import Job, Task
+from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.errors import FastCheckError, TierError
+from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.tiers.local import LocalTier, Slot
 
 NBYTES = 40_000
@@ -97,6 +99,21 @@ def test_encoded_raw_if_pool_or_job_says_so(slots: tuple[Slot, Slot], of_pool: b
             assert chunk.encode_seconds > 0
 
     run(test, compress=of_pool)
+
+
+def test_check_tells_the_digest_of_casts_and_none_for_others(slots: tuple[Slot, Slot]) -> None:
+    current, _ = slots
+    made = cast(current.data[:20_000], "bfloat16")
+    current.data[20_000:30_000] = made
+    check = CastCheck("w/c/0", "bfloat16", source=(0, 20_000), narrow=(20_000, 10_000))
+
+    async def test(pool: EncoderPool) -> None:
+        checks = [check, replace(check, dtype="float16"), replace(check, source=(4, 20_000))]
+        assert await pool.check(checks, current.path) == [digest(made), None, None]
+        pool._processes[0].popen.kill()
+        assert await pool.check([check], current.path) == [digest(made)]
+
+    run(test)
 
 
 def test_encoded_more_jobs_than_windows_all_come(slots: tuple[Slot, Slot]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fastcheck_dask.engine import save
+from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.load import ChunkLoader, LoadReport
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.recover import Recovered, Recovery
@@ -71,7 +72,7 @@ class Rig:
             copy_bits(source, slot.data[start : start + spec.nbytes])
         document = describe(token=token, tag=tag, created_unix=1.5, tree=flat.tree, arrays=flat.arrays)
         slot.complete(document, placement.total_bytes)
-        return parse(slot.path, document)
+        return asyncio.run(derive(parse(slot.path, document), self.encoder))
 
     def slot_of(self, snapshot: Snapshot) -> Any:
         return next(slot for slot in self.local.slots if slot.path == snapshot.slot)

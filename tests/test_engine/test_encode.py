@@ -9,7 +9,8 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, is_delta, max_enco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcheck_dask.engine.encode import TaskEncoder, digest
+from fastcheck_dask.engine.encode import TaskEncoder, check_cast, digest
+from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.parity import combine
 
 
@@ -22,6 +23,17 @@ def encode(encoder, current, base, *, dtype="float32", nbytes, **options):
 
 def floats(seed, count):
     return np.random.default_rng(seed).normal(size=count).astype(np.float32).view(np.uint8)
+
+
+def test_check_cast_gives_the_digest_only_of_a_cast():
+    bits = floats(1, 100)
+    narrow = cast(bits, "bfloat16")
+    slot = np.concatenate([bits, narrow])
+    where = {"source": (0, 400), "narrow": (400, 200)}
+    assert check_cast(slot, **where, dtype="bfloat16") == digest(narrow)
+    assert check_cast(slot, **where, dtype="float16") is None
+    slot[-1] ^= 1
+    assert check_cast(slot, **where, dtype="bfloat16") is None
 
 
 pieces = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200)), min_size=1, max_size=4).map(tuple)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from torch import nn
 
 from fastcheck_dask.engine import tuning, tuning_plot, tuning_report
+from fastcheck_dask.engine.derive import as_cast
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError, CorruptDataError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
@@ -27,18 +29,20 @@ from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.object_store import open_store
 
 
-def publish(folder, generation, tag, state):
-    """Commit a state, encoded as a save without nodes does it; return the directory."""
+def publish(folder, generation, tag, state, *, casts=()):
+    """Commit a state, encoded as a save without nodes does it; `casts` are those of array "m"."""
     flat = flatten(state, chunk_bytes=64 * 1024)
+    by_path = {spec.path: spec for spec in flat.arrays}
+    arrays = tuple(as_cast(s, by_path["m"]) if s.path in casts else s for s in flat.arrays)
     directory, digests = directory_name(generation, tag), {}
-    for spec, source in zip(flat.arrays, flat.sources, strict=True):
+    for spec, source in zip(arrays, flat.sources, strict=True):
         bits = np.empty(spec.nbytes, np.uint8)
         copy_bits(source, bits)
         for chunk in spec.chunks:
             raw = bits[chunk.offset : chunk.offset + chunk.nbytes]
             digests[chunk.key] = digest(raw)
             folder.write_chunk(directory, chunk.key, PrefixIndex(dtype=chunk.dtype).encode(raw))
-    manifest = Manifest("run", generation, tag, f"token-{generation}", 1.5, flat.tree, flat.arrays, digests)
+    manifest = Manifest("run", generation, tag, f"token-{generation}", 1.5, flat.tree, arrays, digests)
     folder.write_metadata(manifest)
     folder.publish(manifest)
     return directory
@@ -248,6 +252,21 @@ def test_show_names_the_best_prefix_and_what_auto_took(found):
         assert re.search(rf"Best P for {curve.name}: {curve.best_prefix_bits} \(ratio \d\.\d+\)", text)
     assert "XorDelta on weights, float32 against step39" in text
     assert len(re.findall(r"^ +auto +\d+\.\d{3} +\d+\.\d\d +\d+\.\d\d", text, re.MULTILINE)) == 6
+
+
+def test_tune_casts_are_measured_and_said_not_to_be_sent(tmp_path):
+    master = torch.randn(40_000, generator=torch.Generator().manual_seed(1))
+    state = {"m": master, "w": master.bfloat16(), "other": (master * 2).bfloat16()}
+    publish(folder_at(tmp_path), 1, "t", state, casts={"w"})
+    found = tuning.tune(folder_at(tmp_path), sample_bytes=2**16)
+    assert found.derived_bytes == 80_000
+    assert {curve.dtype: curve.total_bytes for curve in found.curves} == {
+        "float32": 160_000,
+        "bfloat16": 160_000,
+    }
+    console = Console(record=True, width=200, file=io.StringIO())
+    tuning_report.show(console, found)
+    assert "0.1 MB are casts of float32 tensors" in console.export_text()
 
 
 def test_draw_makes_a_png(found, tmp_path):

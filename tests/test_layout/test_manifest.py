@@ -110,6 +110,77 @@ def test_frozen_manifest_stays_readable_and_its_bytes_the_same():
     assert state["keys"] == {0: "int", "0": "text", (1, b"x"): "tuple", None: "none"}
 
 
+def with_derived():
+    """Return a manifest with a float32 array, its bf16 cast, and an array for itself."""
+    state = {"m": np.ones((36, 4), np.float32), "w": np.ones((36, 4), np.float16), "x": np.arange(90.0)}
+    flat = flatten(state, chunk_bytes=100)
+    source, cast, other = flat.arrays
+    cast = dataclasses.replace(cast, dtype="bfloat16", chunk_shape=source.chunk_shape, source="m")
+    arrays = (source, cast, other)
+    sizes = {chunk.key: chunk.nbytes for spec in (source, other) for chunk in spec.chunks}
+    layout = assign(sizes, shards=2, parity=True)
+    keys = [c.key for spec in arrays for c in spec.chunks] + [s.parity_key for s in layout.stripes]
+    digests = {key: hashlib.sha256(key.encode()).hexdigest()[:32] for key in keys}
+    return dataclasses.replace(manifest_of(state), arrays=arrays, layout=layout, digests=digests)
+
+
+def test_manifest_with_derived_array_comes_back_and_names_the_source_of_each_chunk():
+    manifest = with_derived()
+    data = manifest.to_bytes()
+    assert json.loads(data)["version"] == 2
+    found = Manifest.from_bytes(data)
+    assert found == manifest
+    assert found.to_bytes() == data
+    assert found.sources == {f"w/c/{i}/0": f"m/c/{i}/0" for i in range(6)}
+    assert found.derived_bytes == 36 * 4 * 2
+    assert found.raw_bytes == 36 * 4 * 6 + 90 * 8
+    assert found.nbytes_of("w/c/0/0") * 2 == found.nbytes_of("m/c/0/0")
+
+
+def test_manifest_without_derived_arrays_is_one_that_older_readers_know():
+    assert json.loads(DATA)["version"] == 1
+    assert manifest_of(STATE).sources == {}
+
+
+def test_frozen_manifest_with_derived_array_stays_readable_and_its_bytes_the_same():
+    """Written once by version 2 of the format; never to be regenerated."""
+    data = FROZEN.with_name("manifest_v2.json").read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    assert [(s.path, s.dtype, s.source) for s in manifest.arrays] == [
+        ("m", "float32", None),
+        ("w", "bfloat16", "m"),
+        ("x", "float64", None),
+    ]
+
+
+DERIVED_EDITS = {
+    "source unknown": lambda d: d["arrays"][1]["derived"].update({"from": "y"}),
+    "source itself": lambda d: d["arrays"][1]["derived"].update({"from": "w"}),
+    "source of another dtype": lambda d: d["arrays"][0].update(dtype="int32"),
+    "source no text": lambda d: d["arrays"][1]["derived"].update({"from": ["m"]}),
+    "source missing": lambda d: d["arrays"][1]["derived"].pop("from"),
+    "source derived, too": lambda d: d["arrays"][0].update(derived={"from": "w", "rule": "cast"}),
+    "rule unknown": lambda d: d["arrays"][1]["derived"].update(rule="halve"),
+    "rule missing": lambda d: d["arrays"][1]["derived"].pop("rule"),
+    "no object": lambda d: d["arrays"][1].update(derived=None),
+    "dtype of no cast": lambda d: d["arrays"][1].update(dtype="int16"),
+    "shape other": lambda d: d["arrays"][1].update(shape=[35, 4]),
+    "chunk shape other": lambda d: d["arrays"][1].update(chunk_shape=[7, 4]),
+    "not derived and in no stripe": lambda d: d["arrays"][1].pop("derived"),
+    "in a stripe": lambda d: d["layout"]["stripes"].append([99, ["w/c/0/0", None], "0" * 32]),
+    "digest missing": lambda d: d["arrays"][1]["digests"].pop(),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED_EDITS)
+def test_manifest_whose_derived_array_cannot_be_one_raises_corrupt_data(name):
+    document = json.loads(with_derived().to_bytes())
+    DERIVED_EDITS[name](document)
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(json.dumps(document).encode())
+
+
 @pytest.mark.parametrize("length", [0, 1, 10, len(DATA) // 2, len(DATA) - 1])
 def test_manifest_cut_short_is_refused(length):
     with pytest.raises(UnknownFormatError):
@@ -139,7 +210,7 @@ def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
             b"9" * 100_000,
             b'{"format":"other"}',
             changed(format="fastcheck"),
-            changed(version=2),
+            changed(version=3),
             changed(version="1"),
         ),
         *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),

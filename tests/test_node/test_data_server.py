@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
+from fastcheck_codecs import PrefixIndex
 
 from fastcheck_dask.errors import (
     ConfigError,
@@ -23,6 +25,7 @@ from fastcheck_dask.errors import (
     TierError,
     TierFullError,
 )
+from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.node import data_server
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
@@ -182,6 +185,30 @@ def test_persist_writes_payloads_as_they_are(
     assert written == sum(e.payload.nbytes for e in entries)
     for entry in entries:
         assert (tmp_path / "00000001-t" / entry.descriptor.key).read_bytes() == entry.payload.tobytes()
+
+
+def test_persist_makes_derived_chunks_and_lacks_those_that_it_cannot_make(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    author.save({"m/c/0": chunks.bits(1), "m/c/1": chunks.bits(2)})
+    made = cast(chunks.bits(1), "bfloat16")
+    derived = {
+        "w/c/0": ("m/c/0", "bfloat16", xxhash.xxh3_128_hexdigest(made)),
+        "w/c/1": ("m/c/1", "bfloat16", "0" * 32),
+        "w/c/2": ("m/c/2", "bfloat16", "0" * 32),
+    }
+
+    async def use(client: PeerClient) -> tuple[int, list[str]]:
+        where = {"location": str(tmp_path), "directory": "d"}
+        return await client.persist(*author.name, **where, keys=["m/c/0", *derived], derived=derived)
+
+    written, missing = with_client(serve(store, open_store), use)
+    assert missing == ["w/c/1", "w/c/2"]
+    assert "cannot make chunk w/c/1: the bfloat16 cast of chunk m/c/1 has digest" in caplog.text
+    payload = np.frombuffer((tmp_path / "d/w/c/0").read_bytes(), np.uint8)
+    assert PrefixIndex(dtype="bfloat16").decode(payload).tobytes() == made.tobytes()
+    assert written == payload.size + (tmp_path / "d/m/c/0").stat().st_size
+    assert not (tmp_path / "d/w/c/1").exists()
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc", "a//b", "a/./b", ""])
