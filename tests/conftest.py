@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
-from fastcheck_dask.testing.zookeeper import ZooKeeperMissingError, ZooKeeperServer
+from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
+
+
+@contextlib.contextmanager
+def _or_skip() -> Iterator[None]:
+    """Skip the test where there is no ZooKeeper, except in continuous integration."""
+    try:
+        yield
+    except ZooKeeperMissingError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """Return a running server that all tests share; each stays under a root of its own."""
-    try:
-        with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
-            yield server
-    except ZooKeeperMissingError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    with _or_skip(), ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
+    """Return three running servers of the test's own, to be killed, paused and restarted."""
+    with _or_skip(), ZooKeeperEnsemble(tmp_path / "ensemble") as servers:
+        yield servers
 
 
 @pytest.fixture
