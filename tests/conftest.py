@@ -56,3 +56,14 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def s3_location(s3_server: S3Server) -> str:
     """Return a location in the bucket that no other test uses."""
     return s3_server.url(f"{uuid4().hex}/ckpts")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let some tests run for longer than they do by default."""
+    parser.addoption("--model-walks", type=int, default=100, help="random walks through each model")
+    parser.addoption("--chaos-seconds", type=float, default=20.0, help="how long servers are harmed")
+
+
+@pytest.fixture
+def model_walks(request: pytest.FixtureRequest) -> int:
+    """Return how many random walks a model takes."""
+    walks: int = request.config.getoption("--model-walks")
+    return walks
