@@ -137,12 +137,8 @@ class ElectionWorld:
                 f"{one.name}: notices that it does not lead",
                 self._with(place, replace(one, office=None, task=None)),
             )
-        if (
-            self.left.resigned
-            and mine is not None
-            and standing(mine)
-            and standing(mine).nonce == one.me.nonce
-        ):  # type: ignore[union-attr]
+        stands = standing(mine)
+        if self.left.resigned and stands is not None and stands.nonce == one.me.nonce:
             entries = {path: entry for path, entry in self.entries.items() if path != one.me.path}
             world = replace(self, entries=entries, left=self._less("resigned"))
             yield f"{one.name}: resigns", world._with(place, replace(one, office=None, task=None))
