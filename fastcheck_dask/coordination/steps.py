@@ -21,7 +21,7 @@ from fastcheck_dask.errors import ClosedError, CoordinationError
 T = TypeVar("T")
 
 #: How long a wait takes no notice of being told to stop.
-_SLICE_SECONDS: Final = 0.5
+_SLICE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -210,6 +210,10 @@ class PeerClient:
         if type(written) is not int:
             raise NodeUnavailableError(self.node, "answered without written_bytes")
         return written, _keys(reply, "missing")
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the node serve an operation that it was started with, and return the fields of its reply."""
+        return _fields(await self._request(dict(request)))
 
     async def drop(self, run: str) -> None:
         """Have the node forget a run."""
