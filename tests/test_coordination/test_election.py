@@ -19,7 +19,6 @@ from fastcheck_dask.coordination.election import Election, ElectionTimes, Leader
 from fastcheck_dask.coordination.entries import Create, Delete, EntryConflictError, Write
 from fastcheck_dask.errors import FencedError
 from fastcheck_dask.testing.entries import SharedEntries
-from fastcheck_dask.testing.faults import GatedProxy
 
 SESSION_SECONDS = 2.0
 QUICK = ElectionTimes(confirm_seconds=0.02, trust_seconds=5.0, watchdog_seconds=0.3, back_off_seconds=0.05)
@@ -155,14 +154,17 @@ def test_session_lost_stands_again_under_the_new_one(stand, eventually):
 
 
 def test_session_lost_between_looking_and_standing_is_noticed(stand, shared, eventually):
-    """The session ends while the candidacy is being made: it is made anew, in the session that lives (E13)."""
+    """The session ends while the candidacy is being made: it is made anew, in the one that lives (E13)."""
     one = stand("a")
     one.service.next()
     other = shared.session()
     real, expired = other.apply, []
 
     def apply(*changes):
-        if any(isinstance(change, Create) and change.path == f"{CANDIDATES}/b" for change in changes) and not expired:
+        if (
+            any(isinstance(change, Create) and change.path == f"{CANDIDATES}/b" for change in changes)
+            and not expired
+        ):
             expired.append(other.session)
             real(*changes)
             other.expire()
@@ -174,7 +176,9 @@ def test_session_lost_between_looking_and_standing_is_noticed(stand, shared, eve
     election = Election(other, "b", service, times=QUICK)
     election.start()
     try:
-        eventually(lambda: (found := other.get(f"{CANDIDATES}/b")) is not None and found.session == other.session)
+        eventually(
+            lambda: (found := other.get(f"{CANDIDATES}/b")) is not None and found.session == other.session
+        )
         assert expired
         one.election.close()
         assert in_force(service.next(), eventually)
