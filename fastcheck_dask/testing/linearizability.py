@@ -1,6 +1,6 @@
 """Whether what several processes saw of one register can have happened in one order.
 
-Wing and Gong's search, with the visited pairs of done operations and value remembered, as Lowe and Porcupine do.
+Wing and Gong's search, which remembers the pairs of done operations and value that it has seen.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal
 class Event:
     """One operation on the register, from its call to its return.
 
-    A write whose outcome is not known never returned (`returned` is infinite): it may have taken effect at any
-    moment after its call, or never.
+    A write whose outcome is not known never returned (`returned` is infinite): it may have taken effect at
+    any moment after its call, or never.
     """
 
     kind: Literal["write", "read"]

@@ -1,6 +1,6 @@
 """A process that stands for election and, while it leads, writes its fencing token again and again.
 
-Says ``leads TOKEN`` and ``over TOKEN``. On stdin: ``fail`` has its service end with an error, ``hang`` stops it.
+Says ``leads TOKEN`` and ``over TOKEN``. On stdin: ``fail`` has its service end with an error, ``hang`` stop.
 """
 
 from __future__ import annotations
