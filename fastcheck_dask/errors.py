@@ -188,6 +188,21 @@ class FencedError(CoordinationError):
     retryable = False
 
 
+class NoMasterError(CoordinationError):
+    """Nobody leads, or who was asked does not; ask whom the coordinator names now."""
+
+    def __init__(self, asked: str, master: str, address: str) -> None:
+        FastCheckError.__init__(self, asked, master, address)
+        self.asked, self.master, self.address = asked, master, address
+        self.message = str(self)
+
+    def __str__(self) -> str:
+        known = (
+            f"it is {self.master} at {self.address or 'an unknown address'}" if self.master else "nobody is"
+        )
+        return f"{self.asked} is not the master, {known} as far as it knows; ask again"
+
+
 class RunInUseError(CoordinationError):
     """Another live process owns this run."""
 

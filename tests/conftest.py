@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
-from fastcheck_dask.testing.zookeeper import ZooKeeperMissingError, ZooKeeperServer
+from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
+
+
+@contextlib.contextmanager
+def _or_skip() -> Iterator[None]:
+    """Skip the test where there is no ZooKeeper, except in continuous integration."""
+    try:
+        yield
+    except ZooKeeperMissingError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """Return a running server that all tests share; each stays under a root of its own."""
-    try:
-        with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
-            yield server
-    except ZooKeeperMissingError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    with _or_skip(), ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
+    """Return three running servers of the test's own, to be killed, paused and restarted."""
+    with _or_skip(), ZooKeeperEnsemble(tmp_path / "ensemble") as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -41,3 +56,17 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def s3_location(s3_server: S3Server) -> str:
     """Return a location in the bucket that no other test uses."""
     return s3_server.url(f"{uuid4().hex}/ckpts")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let some tests run for longer than they do by default."""
+    parser.addoption("--model-walks", type=int, default=100, help="random walks through each model")
+    parser.addoption("--chaos-seconds", type=float, default=20.0, help="how long servers are harmed")
+    parser.addoption("--chaos-seed", type=int, default=None, help="which harm is done; drawn and printed")
+
+
+@pytest.fixture
+def model_walks(request: pytest.FixtureRequest) -> int:
+    """Return how many random walks a model takes."""
+    walks: int = request.config.getoption("--model-walks")
+    return walks

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.agent.channel import AsyncChannel
+from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.clock import SYSTEM_CLOCK
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.coordination.states import StateReader
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, RunInUseError, to_wire
+from fastcheck_dask.node.master_link import WireLink
 from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.peer import clients_for
 from fastcheck_dask.tiers.process_lock import ProcessLock
 
 log = logging.getLogger(__name__)
@@ -132,6 +136,13 @@ async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, An
         return reply | {"error": to_wire(error)}
 
 
+def _states(config: RunConfig, coordinator: Coordinator) -> NodeStates | None:
+    if not config.peers:
+        return None
+    entries = coordinator.entries
+    return NodeStates(StateReader(entries, link=WireLink(entries, clients_for(config.settings))))
+
+
 def _take_over(run: str, local_dir: str | None) -> ProcessLock:
     """Own the run's slots; the agent of a dead trainer may first finish the save that is in flight."""
     folder = LocalTier(run, Path(local_dir) if local_dir else None)
@@ -174,7 +185,7 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
             start["owner"],
             wait_seconds=config.settings.session_seconds * 1.5,
         )
-        service = SaveService(config, coordinator, claim, outbox.post)
+        service = SaveService(config, coordinator, claim, outbox.post, states=_states(config, coordinator))
         try:
             free = await service.start(start["keep"])
             outbox.post({"event": "ready", "free": free})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.agent.encoder_pool import EncoderPool
+from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
@@ -69,8 +70,18 @@ class RunConfig:
 class SaveService:
     """Serves the saves of one run. Belongs to the agent's event loop; one save at a time."""
 
-    def __init__(self, config: RunConfig, coordinator: Coordinator, claim: RunClaim, notify: Notify) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        coordinator: Coordinator,
+        claim: RunClaim,
+        notify: Notify,
+        *,
+        states: NodeStates | None = None,
+    ) -> None:
         self._config = config
+        #: None: nodes are placed by what the registry says.
+        self._states = states
         self._coordinator = coordinator
         self._claim = claim
         self._notify = notify
@@ -252,6 +263,8 @@ class SaveService:
         if not self._config.peers:
             return Choice(0, False, ())
         alive = await asyncio.to_thread(self._coordinator.nodes)
+        if self._states is not None:
+            alive = await self._states.of(alive)
         now = time.monotonic()
         suspects = {name for name, until in self._suspects.items() if until > now}
         arguments: dict[str, Any] = {
@@ -375,4 +388,6 @@ class SaveService:
 
     async def close(self) -> None:
         """End the encoders."""
+        if self._states is not None:
+            self._states.close()
         await self._encoders.close()

@@ -18,7 +18,7 @@ from fastcheck_dask.clock import Deadline
 from fastcheck_dask.errors import FastCheckError
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LEASH = Path(__file__).with_name("leash.py")
+_LEASH = Path(__file__).parents[1] / "leash.py"
 _KILL_SECONDS = 20.0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from distributed.comm.core import Comm, CommClosedError, listen
@@ -57,6 +58,9 @@ class DataServer:
         Where to listen; port 0 takes any.
     insecure : bool
         Whether `host` may be other than loopback (`ConfigError` if not).
+    operations : mapping of str to callable, optional
+        What else is served here: each gets the request and returns the fields of the reply, in a thread of a
+        pool of their own, and should be quick.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class DataServer:
         host: str = "127.0.0.1",
         port: int = 0,
         insecure: bool = False,
+        operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
     ) -> None:
         self._store = store
+        self._operations = operations or {}
         self._open_store = open_store
         self._wanted = listen_address(host, port, insecure=insecure)
         #: ``fcs://host:port``, once started.
@@ -76,6 +82,8 @@ class DataServer:
         self._work = ThreadPoolExecutor(8, thread_name_prefix="fastcheck-store")
         # Writing to a hung object tier must not take the threads that saves and loads need.
         self._persist_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-persist")
+        # Nor may saves and loads keep the master from answering.
+        self._operations_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-operations")
         self._comms: set[FcsComm] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
@@ -101,6 +109,7 @@ class DataServer:
             self._thread.join()
         self._work.shutdown(wait=False, cancel_futures=True)
         self._persist_work.shutdown(wait=False, cancel_futures=True)
+        self._operations_work.shutdown(wait=False, cancel_futures=True)
 
     def _main(self) -> None:
         try:
@@ -165,19 +174,25 @@ class DataServer:
 
     async def _answer(self, request: _Request) -> _Reply:
         op = request.get("op")
-        handler = _HANDLERS.get(op) if isinstance(op, str) else None
         try:
-            if handler is None:
-                raise TierError(f"a storage node does not know the operation {op!r:.80}")
             if op == "ping":
-                return {"status": "ok", **handler(self, request)}
-            pool: Executor = self._persist_work if op == "persist" else self._work
-            reply = await asyncio.get_running_loop().run_in_executor(pool, handler, self, request)
+                return {"status": "ok", **self._ping(request)}
+            pool, serve = self._handler(op)
+            reply = await asyncio.get_running_loop().run_in_executor(pool, serve, request)
         except Exception as error:  # boundary of the request: every error is the client's to handle
             if not isinstance(error, FastCheckError):
                 logger.exception("node %s: %s failed", self._store.name, op)
             return {"status": "error", "error": to_wire(error)}
         return {"status": "ok", **reply}
+
+    def _handler(self, op: object) -> tuple[Executor, Callable[[_Request], Mapping[str, Any]]]:
+        """Return what serves an operation, and where it runs."""
+        handler = _HANDLERS.get(op) if isinstance(op, str) else None
+        if handler is not None:
+            return self._persist_work if op == "persist" else self._work, partial(handler, self)
+        if isinstance(op, str) and op in self._operations:
+            return self._operations_work, self._operations[op]
+        raise TierError(f"a storage node does not know the operation {op!r:.80}")
 
     # ---- operations
 
@@ -303,7 +318,6 @@ class DataServer:
 
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
-    "ping": DataServer._ping,
     "begin": DataServer._begin,
     "put": DataServer._put,
     "prepare": DataServer._prepare,

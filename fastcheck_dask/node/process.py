@@ -21,6 +21,7 @@ from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.merge_queue import MergeQueue
 from fastcheck_dask.node.plugin import StoragePlugin
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.node.states import NodeStates
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.wire import listen_address
 
@@ -122,12 +123,17 @@ def run_storage(
         store = ShardStore(name, memory_bytes)
         queue = MergeQueue(store)
         stack.callback(queue.close)
-        server = DataServer(store, open_store, host=host, port=port, insecure=insecure)
+        states = NodeStates(name, coordinator.entries, store.status)
+        server = DataServer(
+            store, open_store, host=host, port=port, insecure=insecure, operations=states.operations
+        )
         stack.callback(server.close)
         server.start()
         info = NodeInfo(name, server.address, rack, get_address_host(server.address), memory_bytes)
         registry = _Registry(coordinator, info)
         stack.callback(registry.close)
+        stack.callback(states.close)
+        states.start(server.address)
 
         def metrics() -> dict[str, Any]:
             return {
@@ -140,11 +146,19 @@ def run_storage(
             }
 
         plugin = StoragePlugin(name, queue, metrics)
-        asyncio.run(_until_signal(scheduler, info, host=host, plugin=plugin, registry=registry))
+        asyncio.run(
+            _until_signal(scheduler, info, host=host, plugin=plugin, registry=registry, states=states)
+        )
 
 
 async def _until_signal(
-    scheduler: str | None, info: NodeInfo, *, host: str, plugin: StoragePlugin, registry: _Registry
+    scheduler: str | None,
+    info: NodeInfo,
+    *,
+    host: str,
+    plugin: StoragePlugin,
+    registry: _Registry,
+    states: NodeStates,
 ) -> None:
     """Run the control plane until a signal asks the process to end."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
@@ -158,6 +172,7 @@ async def _until_signal(
     await asked.wait()
     logger.info("storage node %s ends", info.name)
     # New saves shall not be placed here while the rest closes.
+    await asyncio.to_thread(states.drain)
     await asyncio.to_thread(registry.close)
     for task in tasks:
         task.cancel()

@@ -224,6 +224,10 @@ class PeerClient:
             raise NodeUnavailableError(self.node, "answered without written_bytes")
         return written, _keys(reply, "missing")
 
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the node serve an operation that it was started with, and return the fields of its reply."""
+        return _fields(await self._request(dict(request)))
+
     async def drop(self, run: str) -> None:
         """Have the node forget a run."""
         await self._request({"op": "drop", "run": run})
