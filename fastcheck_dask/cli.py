@@ -185,6 +185,7 @@ def storage(
     insecure: bool,
 ) -> None:
     """Run a storage node until SIGTERM or Ctrl-C."""
+    from fastcheck_dask.master.storage_node import master_of_nodes
     from fastcheck_dask.node.process import run_storage
     from fastcheck_dask.tiers.wire import listen_address
 
@@ -201,6 +202,7 @@ def storage(
         host=host,
         port=port,
         insecure=insecure,
+        service_of=master_of_nodes,
     )
 
 

@@ -20,6 +20,7 @@ from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.coordination.runs import RunDescription, describe
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.persist import Persister
@@ -116,12 +117,18 @@ class SaveService:
             The slot that the trainer is at work in.
         """
         await self._encoders.start()
+        await asyncio.to_thread(self._describe)
         records = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
         self._slots.drop_unfinished(keep)
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
             self._resume_persist(records[-1])
         return self._slots.free
+
+    def _describe(self) -> None:
+        """Tell the master what it needs to persist what this agent may not live to."""
+        description = RunDescription(self._config.location, self._config.settings.persist_every)
+        describe(self._coordinator.entries, self._config.run, description)
 
     async def adopt(self, number: int) -> bool:
         """Take the checkpoint that a load put into a slot as delta base."""

@@ -64,7 +64,8 @@ class Leadership:
         self._entries, self._session = entries, office.session
         self._times, self._clock = times, clock
         self._over = threading.Event()
-        self._heard = clock.now()
+        #: When each part of the service gave its last sign of life.
+        self._heard = {"": clock.now()}
         #: Not in force before the coordinator confirmed it: time may have passed since it was won.
         self._confirmed = -math.inf
 
@@ -88,8 +89,8 @@ class Leadership:
 
     @property
     def is_served(self) -> bool:
-        """Whether the service gave a sign of life lately."""
-        return self._clock.now() - self._heard <= self._times.watchdog_seconds
+        """Whether every part of the service gave a sign of life lately."""
+        return self._clock.now() - min(self._heard.copy().values()) <= self._times.watchdog_seconds
 
     def apply(self, *changes: Change) -> None:
         """Make changes that are refused if there is another master; see `Entries.apply`.
@@ -119,11 +120,14 @@ class Leadership:
                 f"the master with fencing token {self.fencing_token} was deposed: {error}"
             ) from error
 
-    def wait(self, seconds: float) -> bool:
-        """Wait, and say whether the office is still held; to be called by the service, as a sign of life."""
-        self._heard = self._clock.now()
+    def wait(self, seconds: float, part: str = "") -> bool:
+        """Wait, and say whether the office is still held; to be called by the service, as a sign of life.
+
+        A service of several parts names them: each has to go on calling once it has begun to.
+        """
+        self._heard[part] = self._clock.now()
         held = not self._over.wait(seconds)
-        self._heard = self._clock.now()
+        self._heard[part] = self._clock.now()
         return held
 
     def confirmed(self, since: float) -> None:

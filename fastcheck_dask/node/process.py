@@ -7,6 +7,7 @@ import ctypes
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,6 +15,7 @@ from distributed.comm.addressing import get_address_host
 
 from fastcheck_dask.coordination.base import Coordinator, NodeInfo, Registration
 from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.coordination.election import Service
 from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.control import keep_worker
@@ -32,6 +34,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_BYTES = 128 * 2**10
 
+#: Makes the service of a master.
+ServiceOf = Callable[[Coordinator], Service]
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +50,7 @@ def storage(
     host: str = "127.0.0.1",
     port: int = 0,
     insecure: bool = False,
+    service_of: ServiceOf | None = None,
 ) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
@@ -65,6 +71,7 @@ def storage(
             host=host,
             port=port,
             insecure=insecure,
+            service_of=service_of,
         )
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
@@ -82,6 +89,7 @@ def run_storage(
     host: str = "127.0.0.1",
     port: int = 0,
     insecure: bool = False,
+    service_of: ServiceOf | None = None,
 ) -> None:
     """Run a storage node; returns after SIGTERM or SIGINT.
 
@@ -101,6 +109,8 @@ def run_storage(
         Of the data port, port 0 for any; the Dask worker listens on the same host.
     insecure : bool
         Whether `host` may be other than loopback.
+    service_of : callable, optional
+        Makes, of the node's coordinator, what the node does while it leads.
 
     Raises
     ------
@@ -123,7 +133,8 @@ def run_storage(
         store = ShardStore(name, memory_bytes)
         queue = MergeQueue(store)
         stack.callback(queue.close)
-        states = NodeStates(name, coordinator.entries, store.status)
+        service = None if service_of is None else service_of(coordinator)
+        states = NodeStates(name, coordinator.entries, store.status, service=service)
         server = DataServer(
             store, open_store, host=host, port=port, insecure=insecure, operations=states.operations
         )

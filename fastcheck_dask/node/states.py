@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.election import Election
+from fastcheck_dask.coordination.election import Election, Service
 from fastcheck_dask.coordination.entries import Entries
+from fastcheck_dask.coordination.services import together
 from fastcheck_dask.coordination.states import NodeState, StateMaster, StateUpdater
 from fastcheck_dask.coordination.states.master import Operations
 from fastcheck_dask.coordination.states.value import RUN_LIMIT
@@ -44,14 +45,23 @@ class NodeStates:
         Returns what the store holds: ``used_bytes``, ``limit_bytes``, and ``runs`` as `ShardStore.status`.
     stand : bool
         Whether the node stands for election.
+    service : callable, optional
+        What else the node does while it leads.
     """
 
     def __init__(
-        self, name: str, entries: Entries, status: Callable[[], dict[str, Any]], *, stand: bool = True
+        self,
+        name: str,
+        entries: Entries,
+        status: Callable[[], dict[str, Any]],
+        *,
+        stand: bool = True,
+        service: Service | None = None,
     ) -> None:
         self._name, self._entries, self._status = name, entries, status
         self._stand = stand
         self._master = StateMaster(name, entries)
+        self._service = self._master.serve if service is None else together(self._master.serve, service)
         self._updater = StateUpdater(name, entries, link=WireLink(entries, PeerClient))
         self._election: Election | None = None
         self._draining = False
@@ -68,7 +78,7 @@ class NodeStates:
     def start(self, address: str) -> None:
         """Begin to stand and to publish; `address` is that of the data port."""
         if self._stand:
-            self._election = Election(self._entries, self._name, self._master.serve, address=address)
+            self._election = Election(self._entries, self._name, self._service, address=address)
             self._election.start()
         self._thread.start()
 

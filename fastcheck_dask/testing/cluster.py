@@ -20,10 +20,11 @@ _STOP_SECONDS = 10.0
 
 _NODE = """
 import sys
+from fastcheck_dask.master.storage_node import master_of_nodes
 from fastcheck_dask.node.process import storage
-scheduler, coordinator, memory, *place, port = sys.argv[1:]
-name, rack = place
-end = storage(scheduler or None, coordinator, memory_bytes=int(memory), name=name, rack=rack, port=int(port))
+scheduler, coordinator, memory, name, rack, port = sys.argv[1:]
+sizes = {"memory_bytes": int(memory), "port": int(port)}
+end = storage(scheduler or None, coordinator, name=name, rack=rack, service_of=master_of_nodes, **sizes)
 sys.exit(end)
 """
 

@@ -68,12 +68,12 @@ class StateMaster:
     def serve(self, leadership: Leadership) -> None:
         """Serve while the office is held: the service of an `Election`."""
         while not leadership.in_force:
-            if not leadership.wait(self._sweep_seconds):
+            if not leadership.wait(self._sweep_seconds, "states"):
                 return
         bits = leadership.perform(open_bits(leadership.fencing_token))
         self._office = leadership, bits
         try:
-            while leadership.wait(self._sweep_seconds):
+            while leadership.wait(self._sweep_seconds, "states"):
                 if leadership.in_force:
                     self._sweep(leadership, bits)
         finally:

@@ -1,0 +1,108 @@
+"""Persist what a run committed, when its owner is gone before the object tier had it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator
+from fastcheck_dask.coordination.runs import RunDescription, described_runs
+from fastcheck_dask.engine.manifests import manifest_from_nodes
+from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.errors import FastCheckError, TierError
+from fastcheck_dask.master.duty import Leadership
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.peer import PeerClient
+
+logger = logging.getLogger(__name__)
+
+
+def left_over(
+    description: RunDescription, latest: CommitRecord | None, owner: str | None
+) -> CommitRecord | None:
+    """Say which generation of a run nobody persists though it should be; no I/O.
+
+    Parameters
+    ----------
+    description : RunDescription
+        What the run says of itself.
+    latest : CommitRecord or None
+        Its newest committed generation.
+    owner : str or None
+        The live owner: it persists by itself, and the newest generation also when the run ends.
+    """
+    if latest is None or latest.persisted or owner is not None or description.persist_every == 0:
+        return None
+    return latest
+
+
+class PersistDuty:
+    """Has the nodes write the newest generation of every run that was left without an owner.
+
+    A master that was deposed may go on for a while beside the next one, and an owner may come back: all of
+    them write the same bytes to the same names, and one commit marker is created once.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        With the entries of the descriptions.
+    client : callable
+        Opens a node by name and address.
+    interval_seconds : float
+        Pause between two rounds.
+    """
+
+    name = "persisting"
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        client: Callable[[str, str], PeerClient],
+        *,
+        interval_seconds: float = 2.0,
+    ) -> None:
+        self._coordinator, self._client = coordinator, client
+        self.interval_seconds = interval_seconds
+
+    async def run(self, leadership: Leadership) -> None:
+        """Persist what is left over, one run after the other; an error of one does not keep the others."""
+        failures: list[FastCheckError] = []
+        for run, description in (await asyncio.to_thread(described_runs, self._coordinator.entries)).items():
+            if not leadership.in_force:
+                return
+            try:
+                record = await asyncio.to_thread(self._left_over, run, description)
+                if record is not None:
+                    await self._persist(description, record)
+            except FastCheckError as error:
+                failures.append(error)
+        if failures:
+            more = f" (and {len(failures) - 1} runs more)" if len(failures) > 1 else ""
+            raise TierError(f"{failures[0]}{more}") from failures[0]
+
+    def _left_over(self, run: str, description: RunDescription) -> CommitRecord | None:
+        latest = self._coordinator.latest(run)
+        if left_over(description, latest, None) is None:
+            return None
+        return left_over(description, latest, self._coordinator.owner(run))
+
+    async def _persist(self, description: RunDescription, record: CommitRecord) -> None:
+        causes: list[str] = []
+        found = await manifest_from_nodes(record, self._client, causes=causes)
+        if found is None:
+            raise TierError(
+                f"generation {record.generation} ({record.tag}) of run {record.run} cannot be persisted: no "
+                f"storage node gave its manifest. Causes: {'; '.join(causes) or 'it is on no node'}"
+            )
+        folder = CheckpointFolder(await asyncio.to_thread(open_store, description.location))
+        persister = Persister(description.location, folder, None, self._coordinator, self._client)
+        await persister.persist(*found, record=record, source=None)
+        logger.info(
+            "generation %d (%s) of run %s, which has no owner, is persisted in %s",
+            record.generation,
+            record.tag,
+            record.run,
+            description.location,
+        )

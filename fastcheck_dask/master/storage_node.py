@@ -1,0 +1,21 @@
+"""A storage node that does the master's work while it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastcheck_dask.coordination.base import Coordinator
+from fastcheck_dask.coordination.election import Service
+from fastcheck_dask.master.duty import Duty
+from fastcheck_dask.master.persisting import PersistDuty
+from fastcheck_dask.master.service import MasterService
+from fastcheck_dask.tiers.peer import PeerClient
+
+
+def master_of_nodes(coordinator: Coordinator) -> Service:
+    """Return what a storage node does while it leads."""
+
+    def duties() -> Sequence[Duty]:
+        return (PersistDuty(coordinator, PeerClient),)
+
+    return MasterService(duties)
