@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fastcheck_dask import FastCheckManager, cli
 from fastcheck_dask.errors import ConfigError, TierError
 from fastcheck_dask.ids import check_name
+from fastcheck_dask.master.storage_node import master_of_nodes
 from fastcheck_dask.version import __version__
 
 GOOD = ["--coordinator", "sqlite:///tmp/c.db"]
@@ -46,6 +47,7 @@ def test_storage_all_options_reach_the_node(ran):
                 "host": "0.0.0.0",
                 "port": 4711,
                 "insecure": True,
+                "service_of": master_of_nodes,
             },
         )
     ]
