@@ -311,6 +311,20 @@ def zookeeper_start(*, nodes: int, directory: Path | None, port: int, tick_ms: i
     run_zookeeper(directory, nodes=nodes, port=port, tick_milliseconds=tick_ms, say=click.echo)
 
 
+@zookeeper.command(name="protect")
+@click.option("--coordinator", required=True, callback=_checked_coordinator, help="zk://host:port/root")
+def zookeeper_protect(coordinator: str) -> None:
+    """Give all znodes of a root to the configured credentials, after they were made without.
+
+    End first what uses the root: what is made meanwhile without credentials stays open.
+    """
+    from fastcheck_dask.coordination.connect import zookeeper_place
+    from fastcheck_dask.coordination.zookeeper.protect import protect
+
+    hosts, root = zookeeper_place(coordinator)
+    click.echo(f"{protect(hosts, root)} znodes under {root} are protected")
+
+
 @click.group(cls=_Group)
 @click.version_option(__version__, prog_name="fastcheck")
 def main() -> None:

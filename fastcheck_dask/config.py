@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,6 +17,7 @@ from fastcheck_dask.errors import ConfigError
 
 OnBusy = Literal["wait", "skip", "raise"]
 Compression = Literal["auto", "always", "never"]
+AuthScheme = Literal["digest", "sasl"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
@@ -37,8 +38,16 @@ _FIELDS = {
     "grace": "grace_seconds",
     "coordinator_timeout": "coordinator_seconds",
     "session_timeout": "session_seconds",
+    "coordinator_auth": "coordinator_auth",
+    "coordinator_auth_scheme": "coordinator_auth_scheme",
+    "coordinator_acl": "coordinator_acl",
+    "coordinator_tls_ca": "coordinator_tls_ca",
+    "coordinator_tls_cert": "coordinator_tls_cert",
+    "coordinator_tls_key": "coordinator_tls_key",
     "scheduler_timeout": "scheduler_seconds",
 }
+#: Options whose values no message shows.
+_SECRET = frozenset({"coordinator_auth"})
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,18 @@ class Settings:
     grace_seconds: float
     coordinator_seconds: float
     session_seconds: float
+    #: ``user:password``.
+    coordinator_auth: str | None = field(repr=False)
+    coordinator_auth_scheme: AuthScheme
+    #: Who else may do what with our znodes, ``scheme:id:cdrwa``.
+    coordinator_acl: tuple[str, ...]
+    coordinator_tls_ca: str | None
+    coordinator_tls_cert: str | None
+    coordinator_tls_key: str | None
     scheduler_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for the trip to the agent."""
+        """Return plain values for the trip to the agent, secrets among them: not for the log."""
         return asdict(self)
 
 
@@ -100,6 +117,14 @@ def settings(**overrides: Any) -> Settings:
         grace_seconds=get("grace", "peers.grace", _seconds, within=_POSITIVE),
         coordinator_seconds=get("coordinator_timeout", "coordinator.timeout", _seconds, within=_POSITIVE),
         session_seconds=get("session_timeout", "coordinator.session", _seconds, within=_POSITIVE),
+        coordinator_auth=get("coordinator_auth", "coordinator.auth", _text),
+        coordinator_auth_scheme=cast(
+            AuthScheme, get("coordinator_auth_scheme", "coordinator.auth-scheme", _auth_scheme)
+        ),
+        coordinator_acl=get("coordinator_acl", "coordinator.acl", _texts),
+        coordinator_tls_ca=get("coordinator_tls_ca", "coordinator.tls-ca", _file),
+        coordinator_tls_cert=get("coordinator_tls_cert", "coordinator.tls-cert", _file),
+        coordinator_tls_key=get("coordinator_tls_key", "coordinator.tls-key", _file),
         scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", _seconds, within=_POSITIVE),
     )
 
@@ -133,6 +158,11 @@ class _Reader:
                 value = dask.config.get(f"fastcheck.{key}")
             found = convert(value)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            if name in _SECRET:
+                # Not chained: the error, too, may show it.
+                raise ConfigError(
+                    f"{name} (fastcheck.{key}) cannot be what it is (not shown): a text is wanted"
+                ) from None
             raise ConfigError(f"{name} (fastcheck.{key}) cannot be {value!r}: {error}") from error
         if within is not None and not within[0] <= found <= within[1]:
             most = "" if within[1] == math.inf else f" and at most {within[1]:,}"
@@ -150,6 +180,30 @@ def _compression(value: Any) -> str:
     if value not in ("auto", "always", "never"):
         raise ValueError("'auto', 'always' or 'never' is wanted")
     return str(value)
+
+
+def _auth_scheme(value: Any) -> str:
+    if value not in ("digest", "sasl"):
+        raise ValueError("'digest' or 'sasl' is wanted")
+    return str(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError("a text is wanted")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value or ()
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise ValueError("a list of texts is wanted")
+    return tuple(given)
+
+
+def _file(value: Any) -> str | None:
+    # Absolute: the agent may have another working directory.
+    return None if value is None else str(Path(value).expanduser().absolute())
 
 
 def _encoders(value: Any) -> int:

@@ -41,9 +41,18 @@ def test_settings_configuration_wins_over_defaults_and_override_over_both():
 
 def test_settings_override_by_field_or_option_name_is_the_same():
     for option, field in _FIELDS.items():
-        value = {"on_busy": "skip", "local_dir": "/x", "chunk_bytes": 4096, "compression": "never"}.get(
-            option, 5
-        )
+        value = {
+            "on_busy": "skip",
+            "local_dir": "/x",
+            "chunk_bytes": 4096,
+            "compression": "never",
+            "coordinator_auth": "me:x",
+            "coordinator_auth_scheme": "sasl",
+            "coordinator_acl": ("sasl:ops:r",),
+            "coordinator_tls_ca": "/ca",
+            "coordinator_tls_cert": "/cert",
+            "coordinator_tls_key": "/key",
+        }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
         assert getattr(by_option, field) == value
@@ -90,6 +99,10 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("grace", "-2 s"),
         ("coordinator_timeout", 0),
         ("session_timeout", "0 s"),
+        ("coordinator_auth_scheme", "kerberos"),
+        ("coordinator_acl", 7),
+        ("coordinator_acl", [7]),
+        ("coordinator_tls_ca", 7),
         ("scheduler_timeout", object),
     ],
 )

@@ -17,6 +17,7 @@ from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.clock import SYSTEM_CLOCK
 from fastcheck_dask.config import Settings
+from fastcheck_dask.coordination.access import Access
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.states import StateReader
@@ -178,6 +179,7 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
             config.coordinator_url,
             timeout_seconds=config.settings.coordinator_seconds,
             session_seconds=config.settings.session_seconds,
+            access=Access.of(config.settings),
         )
         claim = await asyncio.to_thread(
             coordinator.claim,

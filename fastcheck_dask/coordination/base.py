@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fastcheck_dask.coordination.entries import Entries
 from fastcheck_dask.errors import UnknownFormatError
@@ -82,6 +82,25 @@ class CommitRecord:
     def as_persisted(self) -> CommitRecord:
         """Return the record with `persisted` set."""
         return replace(self, persisted=True)
+
+
+HealthState = Literal["connected", "suspended", "lost", "closed"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the connection with the coordinator is, as far as this side knows."""
+
+    #: *suspended*: no contact, and the session may live. *lost*: no contact for longer than the session
+    #: lasts, what is ephemeral is gone. Both end by themselves when the coordinator is there again.
+    state: HealthState
+    #: Since when, by the monotonic clock of this machine, in seconds.
+    since_seconds: float
+    #: The servers, or the file.
+    hosts: str
+    session_id: str
+    #: Why there is no connection, empty if there is one.
+    why: str = ""
 
 
 class Registration(Protocol):
@@ -163,6 +182,10 @@ class Coordinator(Protocol):
 
     def commits(self, run: str) -> tuple[CommitRecord, ...]:
         """Return all committed generations of a run, oldest first."""
+        ...
+
+    def health(self) -> Health:
+        """Say how the connection is. Asks nobody and does not block for the answer; raises nothing."""
         ...
 
     def close(self) -> None:

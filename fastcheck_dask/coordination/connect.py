@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from fastcheck_dask.coordination.access import Access
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
 from fastcheck_dask.coordination.zookeeper import ZooKeeperCoordinator
@@ -21,7 +22,13 @@ _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))
 _ROOT: Final = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._=+-]*)+\Z")
 
 
-def connect(url: str, *, timeout_seconds: float = 10.0, session_seconds: float = 10.0) -> Coordinator:
+def connect(
+    url: str,
+    *,
+    timeout_seconds: float = 10.0,
+    session_seconds: float = 10.0,
+    access: Access | None = None,
+) -> Coordinator:
     """Open a coordinator.
 
     Parameters
@@ -33,6 +40,8 @@ def connect(url: str, *, timeout_seconds: float = 10.0, session_seconds: float =
         How long each call waits for its answer, this one too.
     session_seconds : float
         After how long a process that gives no sign of life is given up.
+    access : Access, optional
+        Credentials and TLS for ZooKeeper; what is configured unless given.
 
     Raises
     ------
@@ -51,9 +60,23 @@ def connect(url: str, *, timeout_seconds: float = 10.0, session_seconds: float =
     if url.startswith("zk:"):
         hosts, root = zookeeper_place(url)
         return ZooKeeperCoordinator(
-            hosts, root, timeout_seconds=timeout_seconds, session_seconds=session_seconds
+            hosts,
+            root,
+            timeout_seconds=timeout_seconds,
+            session_seconds=session_seconds,
+            access=Access.configured() if access is None else access,
         )
-    raise ConfigError(f"coordinator must be {_WANTED}; got {url!r}")
+    raise ConfigError(f"coordinator must be {_WANTED}; got {shown(url)!r}")
+
+
+def shown(url: str) -> str:
+    """Return a URL without what may be a password.
+
+    >>> shown("zk://me:secret@host/root")
+    'zk://...@host/root'
+    """
+    before, mark, rest = url.rpartition("@")
+    return f"{before.partition(':')[0]}://...@{rest}" if mark else url
 
 
 def sqlite_path(url: str) -> Path:
@@ -83,7 +106,12 @@ def zookeeper_place(url: str) -> tuple[str, str]:
     ('a:2181', '/fastcheck')
     """
     if not url.startswith("zk://"):
-        raise ConfigError(f"coordinator must be {_WANTED}; got {url!r}")
+        raise ConfigError(f"coordinator must be {_WANTED}; got {shown(url)!r}")
+    if "@" in url:
+        raise ConfigError(
+            f"coordinator must be {_WANTED}; got {shown(url)!r}: URLs are logged, so credentials go into "
+            "fastcheck.coordinator.auth"
+        )
     servers, slash, path = url.removeprefix("zk://").partition("/")
     root = (slash + path).rstrip("/") or DEFAULT_ROOT
     if not _ROOT.match(root):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import Final
 
-from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.base import CommitRecord, NodeInfo, Registration, RunClaim
+from fastcheck_dask.clock import SYSTEM_CLOCK, Deadline
+from fastcheck_dask.coordination.base import (
+    CommitRecord,
+    Health,
+    HealthState,
+    NodeInfo,
+    Registration,
+    RunClaim,
+)
 from fastcheck_dask.coordination.commits import (
     bounded,
     check_commit,
@@ -63,6 +71,7 @@ class EmbeddedCoordinator:
         self._session = FileSession(self._file, session_seconds)
         self._entries = SqliteEntries(self._session)
         self._pause = threading.Event()
+        self._health = Health("connected", SYSTEM_CLOCK.now(), str(self.path), self._session.name)
 
     @property
     def path(self) -> Path:
@@ -176,6 +185,21 @@ class EmbeddedCoordinator:
     def commits(self, run: str) -> tuple[CommitRecord, ...]:
         """Return all committed generations of a run, oldest first."""
         return self._commits(run, "ORDER BY generation")
+
+    def health(self) -> Health:
+        """Say whether the file is there and ours to write; see `Coordinator`."""
+        why, session = "", self._session
+        if not os.access(self.path, os.R_OK | os.W_OK):
+            why = f"{self.path} is gone, or not ours to write"
+        elif not session.connected:
+            why = "this process gave no sign of life for a while"
+        state: HealthState = "closed" if session.closed else "lost" if why else "connected"
+        found = self._health
+        if (state, session.name) != (found.state, found.session_id):
+            why = "" if state == "closed" else why
+            found = Health(state, SYSTEM_CLOCK.now(), found.hosts, session.name, why)
+            self._health = found
+        return found
 
     def close(self) -> None:
         """End the session; see `Coordinator`. In a forked child this does nothing."""

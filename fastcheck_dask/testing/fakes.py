@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
-from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
+from fastcheck_dask.coordination.base import CommitRecord, Health, HealthState, NodeInfo
 from fastcheck_dask.coordination.commits import bounded, check_commit, conflicting_mark, judge
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
@@ -325,6 +325,12 @@ class FakeCoordinator:
         self._check()
         with self._shared.lock:
             return tuple(record for _, record in sorted(self._shared.commits.get(run, {}).items()))
+
+    def health(self) -> Health:
+        """Say how the connection is; see `Coordinator`."""
+        state: HealthState = "closed" if self._closed else "suspended" if self.unreachable else "connected"
+        why = "it is unreachable" if state == "suspended" else ""
+        return Health(state, 0.0, "memory", f"{id(self):#x}", why)
 
     def close(self) -> None:
         """End the session. Idempotent."""

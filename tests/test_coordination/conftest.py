@@ -114,7 +114,7 @@ def open_coordinator() -> Iterator[Callable[..., Coordinator]]:
     """Connect, and close whatever happens."""
     with contextlib.ExitStack() as stack:
 
-        def start(url: str, **settings: float) -> Coordinator:
+        def start(url: str, **settings: Any) -> Coordinator:
             coordinator = connect(url, **{"session_seconds": SESSION_SECONDS, **settings})
             stack.callback(coordinator.close)
             return coordinator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,10 +12,12 @@ from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NoChildrenForEphemeralsError,
     NodeExistsError,
     NoNodeError,
@@ -22,6 +25,7 @@ from kazoo.exceptions import (
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
+    SessionClosedRequireSaslError,
     SessionExpiredError,
     SessionMovedError,
 )
@@ -29,18 +33,15 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
 from fastcheck_dask.clock import Deadline, boot_seconds
+from fastcheck_dask.coordination.access import Access
+from fastcheck_dask.coordination.base import Health
+from fastcheck_dask.coordination.zookeeper.connection import Connection
+from fastcheck_dask.coordination.zookeeper.transport import Journal, make_client
+from fastcheck_dask.coordination.zookeeper.trouble import explain, refused, speaks_tls
 from fastcheck_dask.errors import ClosedError, CoordinationError
 
 logger = logging.getLogger(__name__)
 
-#: kazoo's own pauses grow so long that after an outage of 30 s it came back 12 s late.
-_CONNECTION_RETRY: Final = {
-    "max_tries": -1,
-    "delay": 0.05,
-    "backoff": 1.5,
-    "max_delay": 0.5,
-    "max_jitter": 0.3,
-}
 _REPLY_LOST: Final = (
     ConnectionLoss,
     ConnectionClosedError,
@@ -56,7 +57,9 @@ _ANSWERS: Final = (
     NotEmptyError,
     NoChildrenForEphemeralsError,
 )
+_REFUSED: Final = (AuthFailedError, NoAuthError, SessionClosedRequireSaslError)
 _RETRY_SECONDS: Final = 0.02
+_REVIVE_SECONDS: Final = 0.5
 
 #: Starts an asynchronous kazoo call and returns its result object.
 Call = Callable[[KazooClient], Any]
@@ -97,31 +100,42 @@ class Session:
         After how long without a sign of life the server ends the session.
     on_change : callable
         Called from kazoo's thread when the connection comes or goes; may only set flags.
+    access : Access
+        Credentials, and whether the connection is TLS.
 
     Raises
     ------
+    ConfigError
+        If a file for TLS cannot be used.
     CoordinationError
-        If there is no connection within the time-out.
+        If there is no connection within the time-out; the message says why, as far as can be told.
     """
 
     def __init__(
-        self, hosts: str, *, timeout_seconds: float, session_seconds: float, on_change: Callable[[], None]
+        self,
+        hosts: str,
+        *,
+        timeout_seconds: float,
+        session_seconds: float,
+        on_change: Callable[[], None],
+        access: Access,
     ) -> None:
-        self.hosts = hosts
+        self.hosts, self.access = hosts, access
         self.timeout_seconds, self.session_seconds = timeout_seconds, session_seconds
         #: The server has answered something that was sent after this moment, seconds since boot.
         self.heard_at = float("-inf")
         self._pid = os.getpid()
         self._on_change = on_change
-        self._connected = threading.Event()
         self._closing = threading.Event()
-        self._client = KazooClient(
-            hosts=hosts, timeout=session_seconds, connection_retry=dict(_CONNECTION_RETRY), logger=logger
-        )
+        self._connection = Connection(session_seconds)
+        self._journal = Journal()
+        self._client = make_client(hosts, access, session_seconds=session_seconds, journal=self._journal)
         self._client.add_listener(self._listen)
-        if not self._client.start_async().wait(timeout_seconds):
+        self._client.start_async()
+        if not self._connection.settled.wait(timeout_seconds) or self._connection.dead:
+            why = self._why(probe=True)
             self.close(patience_seconds=0.5)
-            raise self._unreachable("connecting", "is it running, and is the address right?")
+            raise self._unreachable("connecting", why)
 
     @property
     def session_id(self) -> int:
@@ -132,7 +146,7 @@ class Session:
     @property
     def connected(self) -> bool:
         """Whether there is a connection, as far as this side knows."""
-        return self._connected.is_set()
+        return self._connection.connected
 
     @property
     def foreign(self) -> bool:
@@ -174,8 +188,8 @@ class Session:
             `NodeExistsError` and `BadVersionError` come as they are.
         """
         self.check_usable()
-        if not self._connected.wait(deadline.left()):
-            raise self._unreachable(what, "there is no connection")
+        if not self._connection.settled.wait(deadline.left()) or self._connection.dead:
+            raise self._unreachable(what, f"there is no connection: {self._why()}")
         self.check_usable()
         sent_at = boot_seconds()
         try:
@@ -187,15 +201,13 @@ class Session:
         except _ANSWERS:
             raise
         except KazooException as error:
-            raise CoordinationError(
-                f"ZooKeeper at {self.hosts} refused {what}: {type(error).__name__} {error}".rstrip()
-            ) from error
+            raise self._refusal(what, error) from error
         self.heard_at = max(self.heard_at, sent_at)
         return answer
 
     def wait_connected(self, seconds: float | None) -> bool:
-        """Wait for a connection, or for the session to be closed."""
-        return self._connected.wait(seconds)
+        """Wait for a connection, or until there is no use in waiting for one; False: there is use, still."""
+        return self._connection.settled.wait(seconds)
 
     def repeat(self, what: str, call: Call, *, deadline: Deadline) -> Any:
         """Make a call that may be made twice, until it is answered; else as :meth:`attempt`."""
@@ -314,8 +326,32 @@ class Session:
             ):
                 if isinstance(result, _ANSWERS):
                     return index, result
-                raise CoordinationError(f"ZooKeeper at {self.hosts} refused {what}: {result!r}")
+                raise self._refusal(what, result)
         return results
+
+    def acl(self, path: str, *, deadline: Deadline) -> list[Any]:
+        """Return who may do what with a znode."""
+        found: list[Any] = self.repeat(
+            f"reading the access list of {path}", lambda c: c.get_acls_async(path), deadline=deadline
+        )[0]
+        return found
+
+    def set_acl(self, path: str, acl: list[Any], *, deadline: Deadline) -> None:
+        """Say who may do what with a znode; nothing happens if it is gone."""
+        with contextlib.suppress(NoNodeError):
+            self.repeat(f"protecting {path}", lambda c: c.set_acls_async(path, acl), deadline=deadline)
+
+    def health(self) -> Health:
+        """Say how the connection is; does not block."""
+        return self._connection.health(hosts=self.hosts, session_id=f"{self.session_id:#x}", why=self._why())
+
+    def revive(self) -> None:
+        """Start kazoo again where it gave up. For a thread of ours, never kazoo's; paces itself."""
+        if self._connection.dead and not self.closed:
+            # It takes a connection that broke in the middle of authentication for a refusal, too.
+            self.pause(_REVIVE_SECONDS)
+            if not self.closed:
+                self._client.start_async()
 
     def close(self, *, patience_seconds: float | None = None) -> None:
         """End the session. Idempotent; does nothing in a forked child. Blocks for at most the time-out."""
@@ -329,7 +365,7 @@ class Session:
         if closer.is_alive():
             logger.warning("ZooKeeper at %s does not answer; our session there ends by itself", self.hosts)
         # Wakes those who wait for a connection; they look at `closed` next.
-        self._connected.set()
+        self._connection.close()
 
     def _stop_client(self) -> None:
         try:
@@ -340,10 +376,21 @@ class Session:
 
     def _listen(self, state: KazooState) -> None:
         if state == KazooState.CONNECTED:
-            self._connected.set()
-        elif not self.closed:
-            self._connected.clear()
+            self._journal.trouble = ""
+        self._connection.heard(state, self._client.client_state)
         self._on_change()
+
+    def _why(self, *, probe: bool = False) -> str:
+        """Say why there is no connection; `probe` asks the servers, which blocks."""
+        probe = probe and self.access.tls is None
+        return explain(self._journal.trouble, self.access, speaks_tls=probe and speaks_tls(self.hosts))
+
+    def _refusal(self, what: str, error: Exception) -> CoordinationError:
+        if isinstance(error, _REFUSED):
+            return CoordinationError(f"ZooKeeper at {self.hosts} refused {what}: {refused(self.access)}")
+        return CoordinationError(
+            f"ZooKeeper at {self.hosts} refused {what}: {type(error).__name__} {error}".rstrip()
+        )
 
     def _unreachable(self, what: str, why: str) -> CoordinationError:
         return CoordinationError(

@@ -6,13 +6,16 @@ import contextlib
 
 from kazoo.exceptions import NodeExistsError
 
-from fastcheck_dask.coordination.base import CommitRecord, NodeInfo, Registration, RunClaim
+from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.access import Access
+from fastcheck_dask.coordination.base import CommitRecord, Health, NodeInfo, Registration, RunClaim
 from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, claim, present_owner
 from fastcheck_dask.coordination.zookeeper.client import Session
 from fastcheck_dask.coordination.zookeeper.commits import all_commits, commit, latest_commit, mark_persisted
 from fastcheck_dask.coordination.zookeeper.entries import ZooKeeperEntries
 from fastcheck_dask.coordination.zookeeper.ephemeral import Keeper
 from fastcheck_dask.coordination.zookeeper.registry import live_nodes, register
+from fastcheck_dask.coordination.zookeeper.transport import open_to_all
 from fastcheck_dask.coordination.zookeeper.znodes import FORMAT_VERSION, Znodes
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import check_name
@@ -39,17 +42,26 @@ class ZooKeeperCoordinator:
     session_seconds : float
         After how long without a sign of life the server forgets what is ephemeral; it may insist on more
         (at least two of its ticks).
+    access : Access, optional
+        With credentials, all that is made here is for them and for those they grant it to.
 
     Raises
     ------
     CoordinationError
-        If no server answers within the time-out.
+        If no server answers within the time-out, or it does not let us in.
     ConfigError
-        If what lies under the root was written by a newer version.
+        If what lies under the root was written by a newer version, or is open to everyone although there
+        are credentials; or a file for TLS cannot be used.
     """
 
     def __init__(
-        self, hosts: str, root: str, *, timeout_seconds: float = 10.0, session_seconds: float = 10.0
+        self,
+        hosts: str,
+        root: str,
+        *,
+        timeout_seconds: float = 10.0,
+        session_seconds: float = 10.0,
+        access: Access | None = None,
     ) -> None:
         self._znodes = Znodes(root.rstrip("/"))
         self._keeper = Keeper()
@@ -58,6 +70,7 @@ class ZooKeeperCoordinator:
             timeout_seconds=timeout_seconds,
             session_seconds=session_seconds,
             on_change=self._keeper.poke,
+            access=access or Access(),
         )
         try:
             self._prepare_root()
@@ -121,6 +134,10 @@ class ZooKeeperCoordinator:
         """Return all committed generations of a run, oldest first."""
         return all_commits(self._session, self._znodes, check_name(run, "run"))
 
+    def health(self) -> Health:
+        """Say how the connection is; see `Coordinator`."""
+        return self._session.health()
+
     def close(self) -> None:
         """End the session; see `Coordinator`. In a forked child this does nothing."""
         if not self._session.foreign:
@@ -148,3 +165,16 @@ class ZooKeeperCoordinator:
                 f"{found.data[:20] if found else None!r}, this FastCheck reads {wanted!r}; use the version "
                 "that wrote it or name another root"
             )
+        if session.access.user:
+            self._refuse_open_root(deadline)
+
+    def _refuse_open_root(self, deadline: Deadline) -> None:
+        session, root = self._session, self._znodes.root
+        names = session.children(root, deadline=deadline) or []
+        for path in (root, *(f"{root}/{name}" for name in names)):
+            if open_to_all(session.acl(path, deadline=deadline)):
+                raise ConfigError(
+                    f"ZooKeeper at {session.hosts}: {path} is open to everyone, it was made without "
+                    "credentials: end what uses it and run `fastcheck zookeeper protect`, or name another "
+                    "root"
+                )

@@ -169,6 +169,7 @@ class Keeper:
         while not self._closing.is_set():
             self._wake.wait(_RETRY_SECONDS if self._due() else None)
             self._wake.clear()
+            session.revive()
             for entry in self._due() if session.connected else []:
                 if self._closing.is_set():
                     return

@@ -1,0 +1,80 @@
+"""From what kazoo says of a failed connection to what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from typing import Final
+
+from fastcheck_dask.coordination.access import Access
+
+#: How long the question may take whether a port speaks TLS.
+_PROBE_SECONDS: Final = 1.0
+_REASON: Final = re.compile(r"(?:certificate verify failed:|\b alert) (.*?)\.? \(_ssl", re.IGNORECASE)
+#: How a server that speaks no TLS answers the beginning of a handshake.
+_NO_TLS: Final = ("eof occurred", "wrong_version_number", "record_layer", "reset by peer", "broken pipe")
+
+
+def explain(trouble: str, access: Access, *, speaks_tls: bool = False) -> str:
+    """Return why there is no connection. Pure.
+
+    Parameters
+    ----------
+    trouble : str
+        The last that kazoo said; empty if it said nothing.
+    access : Access
+        How we connect.
+    speaks_tls : bool
+        Whether a server answers to TLS.
+    """
+    said = trouble.lower()
+    if "auth" in said or "invalid error code" in said:
+        return refused(access)
+    if access.tls is None:
+        if speaks_tls:
+            return "the port speaks TLS: give fastcheck.coordinator.tls-ca, or the port for plain clients"
+    elif "certificate verify failed" in said:
+        return f"the server's certificate is refused, by the CA {access.tls.ca}: {_reason(trouble)}"
+    elif "alert" in said:
+        ours = (
+            f"our certificate {access.tls.cert}" if access.tls.cert else "us without a certificate (tls-cert)"
+        )
+        return f"the server refuses {ours}: {_reason(trouble)}"
+    elif any(sign in said for sign in _NO_TLS):
+        return f"the port does not speak TLS, is it the server's secureClientPort? ({trouble})"
+    return f"is it running, and is the address right? ({trouble or 'no answer'})"
+
+
+def refused(access: Access) -> str:
+    """Return what to say when ZooKeeper does not let us in."""
+    if not access.user:
+        return "it demands credentials: give fastcheck.coordinator.auth (user:password)"
+    who = f"user {access.user!r} ({access.scheme})"
+    return f"it refuses {who}: is the password right? (fastcheck.coordinator.auth)"
+
+
+def speaks_tls(hosts: str) -> bool:
+    """Ask the servers whether one of them answers to TLS; blocks for a second each at most."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return any(_answers(server, context) for server in hosts.split(","))
+
+
+def _answers(server: str, context: ssl.SSLContext) -> bool:
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as plain:
+            context.wrap_socket(plain).close()
+    except ssl.SSLError as error:
+        # It wants a certificate of us, and says so in TLS.
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+    return True
+
+
+def _reason(trouble: str) -> str:
+    found = _REASON.search(trouble)
+    return found[1] if found else trouble
