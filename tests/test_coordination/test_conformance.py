@@ -498,3 +498,20 @@ def test_sources_import_no_pickle():
                 found.add(part.module.split(".")[0])
     assert "json" in found
     assert not found & {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+
+
+# Health
+
+
+def test_health_connected_until_closed(coordinator):
+    first = coordinator.health()
+    assert (first.state, first.why) == ("connected", "")
+    assert first.hosts
+    assert first.session_id
+    coordinator.nodes()
+    assert coordinator.health() == first
+    coordinator.close()
+    after = coordinator.health()
+    assert (after.state, after.hosts, after.why) == ("closed", first.hosts, "")
+    assert after.since_seconds >= first.since_seconds
+    assert coordinator.health() == after

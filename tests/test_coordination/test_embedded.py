@@ -169,3 +169,14 @@ def test_claim_of_a_file_made_anew_has_a_higher_order(tmp_path):
         for file in tmp_path.glob("coord.db*"):
             file.unlink()
     assert orders[1] > orders[0]
+
+
+def test_health_file_gone_says_so_and_is_connected_when_it_is_back(tmp_path):
+    coordinator = EmbeddedCoordinator(tmp_path / "c.db")
+    (tmp_path / "c.db").rename(tmp_path / "moved.db")
+    lost = coordinator.health()
+    assert (lost.state, lost.why) == ("lost", f"{tmp_path}/c.db is gone, or not ours to write")
+    assert coordinator.health() == lost
+    (tmp_path / "moved.db").rename(tmp_path / "c.db")
+    assert coordinator.health().state == "connected"
+    coordinator.close()
