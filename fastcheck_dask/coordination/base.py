@@ -184,6 +184,11 @@ class Coordinator(Protocol):
         """Return all committed generations of a run, oldest first."""
         ...
 
+    @property
+    def layout_version(self) -> int:
+        """Version of the layout in which it keeps what it knows."""
+        ...
+
     def health(self) -> Health:
         """Say how the connection is. Asks nobody and does not block for the answer; raises nothing."""
         ...

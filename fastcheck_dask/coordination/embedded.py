@@ -26,7 +26,7 @@ from fastcheck_dask.coordination.commits import (
     read_record,
 )
 from fastcheck_dask.coordination.sqlite_entries import SqliteEntries
-from fastcheck_dask.coordination.sqlite_file import SqliteFile
+from fastcheck_dask.coordination.sqlite_file import SCHEMA_VERSION, SqliteFile
 from fastcheck_dask.coordination.sqlite_sessions import FileSession, live_sessions
 from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, RunInUseError, SessionLostError
 from fastcheck_dask.ids import check_name
@@ -185,6 +185,11 @@ class EmbeddedCoordinator:
     def commits(self, run: str) -> tuple[CommitRecord, ...]:
         """Return all committed generations of a run, oldest first."""
         return self._commits(run, "ORDER BY generation")
+
+    @property
+    def layout_version(self) -> int:
+        """Version of the file's schema; another one would have been refused."""
+        return SCHEMA_VERSION
 
     def health(self) -> Health:
         """Say whether the file is there and ours to write; see `Coordinator`."""

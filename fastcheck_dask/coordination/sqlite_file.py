@@ -15,7 +15,7 @@ from fastcheck_dask.errors import ConfigError, CoordinationError
 
 #: "FCco": tells our files from other programs' databases.
 _APPLICATION_ID: Final = 0x4643636F
-_SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = (
     # beat: when it last gave a sign of life, seconds since boot; seconds: how long it may be silent.
     """CREATE TABLE sessions (
@@ -88,7 +88,7 @@ class SqliteFile:
         """
         try:
             with self._connection("rw", "BEGIN IMMEDIATE" if write else "BEGIN") as connection:
-                if _identity(connection) != (_APPLICATION_ID, _SCHEMA_VERSION):
+                if _identity(connection) != (_APPLICATION_ID, SCHEMA_VERSION):
                     raise CoordinationError(f"coordinator file {self.path} was replaced by something else")
                 yield connection
         except sqlite3.Error as error:
@@ -141,13 +141,13 @@ class SqliteFile:
             for statement in _SCHEMA:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         elif identity[0] != _APPLICATION_ID:
             raise ConfigError(f"coordinator file {self.path} is another program's database; name a new file")
-        elif identity[1] != _SCHEMA_VERSION:
+        elif identity[1] != SCHEMA_VERSION:
             raise ConfigError(
                 f"coordinator file {self.path} has schema version {identity[1]}, this FastCheck reads "
-                f"{_SCHEMA_VERSION}; use the version that wrote it or name a new file"
+                f"{SCHEMA_VERSION}; use the version that wrote it or name a new file"
             )
 
     def _use_write_ahead_log(self) -> None:

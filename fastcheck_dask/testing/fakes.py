@@ -326,6 +326,11 @@ class FakeCoordinator:
         with self._shared.lock:
             return tuple(record for _, record in sorted(self._shared.commits.get(run, {}).items()))
 
+    @property
+    def layout_version(self) -> int:
+        """Version of the layout; see `Coordinator`."""
+        return 1
+
     def health(self) -> Health:
         """Say how the connection is; see `Coordinator`."""
         state: HealthState = "closed" if self._closed else "suspended" if self.unreachable else "connected"

@@ -134,6 +134,11 @@ class ZooKeeperCoordinator:
         """Return all committed generations of a run, oldest first."""
         return all_commits(self._session, self._znodes, check_name(run, "run"))
 
+    @property
+    def layout_version(self) -> int:
+        """Version of the layout under the root; another one would have been refused."""
+        return FORMAT_VERSION
+
     def health(self) -> Health:
         """Say how the connection is; see `Coordinator`."""
         return self._session.health()
