@@ -28,6 +28,7 @@ from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, pu
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, parse
 from fastcheck_dask.errors import (
+    CoordinationError,
     FastCheckError,
     NodeFullError,
     NodeUnavailableError,
@@ -107,6 +108,8 @@ class SaveService:
         self._suspects: dict[str, float] = {}
         #: Newest generation that the object tier or a save of this agent has; None: the tier has to be asked.
         self._newest_written: int | None = None
+        #: The run's commits when the coordinator was last asked, and ours since; oldest first.
+        self._known: tuple[CommitRecord, ...] = ()
 
     async def start(self, keep: int | None = None) -> list[int]:
         """Start the encoders and find out what the slots hold; return the numbers of the free ones.
@@ -118,7 +121,7 @@ class SaveService:
         """
         await self._encoders.start()
         await asyncio.to_thread(self._describe)
-        records = await asyncio.to_thread(self._coordinator.commits, self._config.run)
+        records = self._known = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
         self._slots.drop_unfinished(keep)
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
@@ -132,10 +135,10 @@ class SaveService:
 
     async def adopt(self, number: int) -> bool:
         """Take the checkpoint that a load put into a slot as delta base."""
-        latest = await asyncio.to_thread(self._coordinator.latest, self._config.run)
-        if latest is None or not self._slots.adopt(number, latest):
+        records = await asyncio.to_thread(self._records)
+        if not records or not self._slots.adopt(number, records[-1]):
             return False
-        self._resume_persist(latest)
+        self._resume_persist(records[-1])
         return True
 
     def accept(self, number: int) -> None:
@@ -178,6 +181,7 @@ class SaveService:
             self._slots.rebase(number, as_base(slot.path, saved.manifest))
 
     def _report(self, saved: Saved, seq: int) -> None:
+        self._known = (*self._known, saved.record)
         stats = saved.stats
         log.info(
             "generation %d (%s): %d bytes raw, %d sent to %s in %.3f s",
@@ -384,7 +388,30 @@ class SaveService:
 
     def records(self) -> list[bytes]:
         """Return the commit records of the run, oldest first."""
-        return [record.to_bytes() for record in self._coordinator.commits(self._config.run)]
+        return [record.to_bytes() for record in self._records()]
+
+    def _records(self) -> tuple[CommitRecord, ...]:
+        """Ask the coordinator; while it is away, return what is known: nobody but us commits in this run.
+
+        Unless we lost the run meanwhile, and then our next save is refused.
+        """
+        away = self._coordinator.health()
+        try:
+            if not self._known or away.state in ("connected", "closed"):
+                self._known = self._coordinator.commits(self._config.run)
+                return self._known
+            why = away.why
+        except CoordinationError as error:
+            if not self._known or not error.retryable:
+                raise
+            why = str(error)
+        log.warning(
+            "run %s: the coordinator is away, generation %d is the newest that is known: %s",
+            self._config.run,
+            self._known[-1].generation,
+            why,
+        )
+        return self._known
 
     def safe_elsewhere(self) -> bool:
         """Say whether the newest checkpoint is in another tier than the memory of this host."""

@@ -14,9 +14,10 @@ import pytest
 
 from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.config import settings
+from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
 from fastcheck_dask.engine.snapshot import describe
-from fastcheck_dask.errors import TierError
+from fastcheck_dask.errors import CoordinationError, TierError
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.tiers.local import LocalTier, SlotState
 
@@ -236,5 +237,31 @@ def test_finish_without_saves_does_nothing(tmp_path: Path) -> None:
         assert bench.told == []
         with contextlib.suppress(StopIteration):
             assert not next((bench.folder / "objects").rglob("zarr.json"))
+
+    run(tmp_path, test)
+
+
+def test_records_coordinator_away_are_those_known_and_ours_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+
+        def fail(_: str) -> None:
+            raise CoordinationError("it is away")
+
+        monkeypatch.setattr(bench.coordinator, "commits", fail)
+        # Nothing known: nobody may take that for "never saved".
+        with pytest.raises(CoordinationError):
+            bench.service.records()
+        for seq in range(2):
+            bench.snapshot(seq, seq)
+            await bench.save(seq, seq)
+        monkeypatch.setattr(bench.coordinator, "commits", fail)
+        known = bench.service.records()
+        assert "generation 2 is the newest that is known: it is away" in caplog.text
+        monkeypatch.undo()
+        assert [(r.generation, r.tag) for r in map(CommitRecord.from_bytes, known)] == [(1, "s0"), (2, "s1")]
+        assert len(bench.service.records()) == 2
 
     run(tmp_path, test)

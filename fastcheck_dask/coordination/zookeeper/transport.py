@@ -54,7 +54,11 @@ class Journal(logging.Logger):
         """Note a record, and log it if that was asked for and it holds no secret."""
         if str(record.msg).startswith(_TROUBLE):
             cause = record.exc_info[1] if record.exc_info else None
-            self.trouble = record.getMessage() + (f": {cause!r}" if cause else "")
+            trouble = record.getMessage() + (f": {cause!r}" if cause else "")
+            # It tries twice a second for as long as an outage lasts.
+            if trouble == self.trouble and record.levelno <= logging.WARNING:
+                record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            self.trouble = trouble
         secret = isinstance(record.args, tuple) and any(isinstance(a, Auth | SASL) for a in record.args)
         if not secret and self._ours.isEnabledFor(record.levelno):
             super().handle(record)
