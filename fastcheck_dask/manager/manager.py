@@ -74,7 +74,8 @@ class FastCheckManager:
         Largest chunk.
     **options
         ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
-        ``coordinator_timeout``, ``session_timeout``, ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
+        ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------
