@@ -69,8 +69,6 @@ def gather(coordinator: Coordinator) -> CoordinationStatus:
     CoordinationError
         If it cannot be reached.
     """
-    # It has entries, or not yet.
-    entries: Entries | None = getattr(coordinator, "entries", None)
     nodes = coordinator.nodes()
     runs = tuple(
         RunStatus(run, coordinator.owner(run), coordinator.latest(run)) for run in coordinator.runs()
@@ -78,7 +76,7 @@ def gather(coordinator: Coordinator) -> CoordinationStatus:
     return CoordinationStatus(
         coordinator.health(),
         coordinator.layout_version,
-        None if entries is None else _master(entries),
+        _master(coordinator.entries),
         nodes,
         runs,
     )

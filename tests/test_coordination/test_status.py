@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from fastcheck_dask import cli
 from fastcheck_dask.coordination.entries import Create, Write
 from fastcheck_dask.coordination.status import MasterStatus, gather, lines
-from fastcheck_dask.testing.entries import MemoryEntries, SharedEntries
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
 
@@ -81,8 +80,8 @@ def test_status_command_coordinator_away_is_status_1_and_wrong_value_2(tmp_path)
 
 
 def test_status_master_is_told_where_there_was_an_election():
-    coordinator, entries = FakeCoordinator(), MemoryEntries(SharedEntries())
-    coordinator.entries = entries
+    coordinator = FakeCoordinator()
+    entries = coordinator.entries
     assert gather(coordinator).master is None
     entries.apply(Create("epoch", b"{}"))
     assert gather(coordinator).master == MasterStatus(0, "", "", ())

@@ -70,8 +70,9 @@ def test_connection_given_up_wakes_who_waits_until_it_lives_again(last):
 
 def test_listeners_call_nothing_that_asks_zookeeper():
     """Whoever calls kazoo in its own thread waits for ever; flags may be set, and that is all."""
-    allowed = {"heard", "_on_change", "set", "clear", "now"}
-    for function in (client.Session._listen, ephemeral.Keeper.poke, Connection.heard):
+    allowed = {"heard", "_on_change", "set", "clear", "now", "give_up", "begin_again"}
+    told = (client.Session._listen, ephemeral.Keeper.poke, Connection.heard)
+    for function in (*told, Connection.give_up, Connection.begin_again):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         called = {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert called <= allowed, function

@@ -226,6 +226,32 @@ def test_sasl_connection_broken_while_it_authenticates_is_no_end(private_url, op
     assert coordinator.nodes() == ()
 
 
+@pytest.mark.zookeeper
+def test_client_that_does_not_start_again_at_once_is_started_later(
+    private_url, open_coordinator, monkeypatch, eventually
+):
+    coordinator = open_coordinator(private_url)
+    session = coordinator._session
+    whole, failed = session._client.start_async, []
+
+    def start():
+        if len(failed) < 2:
+            failed.append(True)
+            raise RuntimeError("not now")
+        return whole()
+
+    def refuse(*_):
+        raise client_errors.AuthFailedError
+
+    monkeypatch.setattr(session._client, "start_async", start)
+    monkeypatch.setattr(session._client._connection, "_read_socket", refuse)
+    session._client.get_async("/")
+    eventually(lambda: failed)
+    monkeypatch.delattr(session._client._connection, "_read_socket")
+    eventually(lambda: len(failed) == 2 and session.connected)
+    assert coordinator.nodes() == ()
+
+
 # TLS
 
 

@@ -129,6 +129,8 @@ class Session:
         self._closing = threading.Event()
         self._connection = Connection(session_seconds)
         self._journal = Journal()
+        #: Kazoo is started and stopped by one thread at a time.
+        self._starting = threading.Lock()
         self._client = make_client(hosts, access, session_seconds=session_seconds, journal=self._journal)
         self._client.add_listener(self._listen)
         self._client.start_async()
@@ -188,9 +190,10 @@ class Session:
             `NodeExistsError` and `BadVersionError` come as they are.
         """
         self.check_usable()
-        if not self._connection.settled.wait(deadline.left()) or self._connection.dead:
-            raise self._unreachable(what, f"there is no connection: {self._why()}")
+        settled = self._connection.settled.wait(deadline.left())
         self.check_usable()
+        if not settled or self._connection.dead:
+            raise self._unreachable(what, f"there is no connection: {self._why()}")
         sent_at = boot_seconds()
         try:
             answer = call(self._client).get(timeout=deadline.left())
@@ -345,13 +348,29 @@ class Session:
         """Say how the connection is; does not block."""
         return self._connection.health(hosts=self.hosts, session_id=f"{self.session_id:#x}", why=self._why())
 
+    @property
+    def given_up(self) -> bool:
+        """Whether kazoo was not let in and tries no more; it needs to be revived."""
+        return self._connection.dead and not self.closed
+
     def revive(self) -> None:
-        """Start kazoo again where it gave up. For a thread of ours, never kazoo's; paces itself."""
-        if self._connection.dead and not self.closed:
-            # It takes a connection that broke in the middle of authentication for a refusal, too.
-            self.pause(_REVIVE_SECONDS)
-            if not self.closed:
+        """Start kazoo again where it gave up. For a thread of ours, never kazoo's; paces itself.
+
+        It takes a connection that broke in the middle of authentication for a refusal, too.
+        """
+        if not self.given_up:
+            return
+        self.pause(_REVIVE_SECONDS)
+        with self._starting:
+            if self.closed:
+                return
+            # Before: the next connection may come at once.
+            self._connection.begin_again()
+            try:
                 self._client.start_async()
+            except Exception:
+                self._connection.give_up()
+                logger.warning("the client of ZooKeeper at %s does not start", self.hosts, exc_info=True)
 
     def close(self, *, patience_seconds: float | None = None) -> None:
         """End the session. Idempotent; does nothing in a forked child. Blocks for at most the time-out."""
@@ -369,8 +388,9 @@ class Session:
 
     def _stop_client(self) -> None:
         try:
-            self._client.stop()
-            self._client.close()
+            with self._starting:
+                self._client.stop()
+                self._client.close()
         except Exception:
             logger.warning("closing the session with ZooKeeper at %s failed", self.hosts, exc_info=True)
 

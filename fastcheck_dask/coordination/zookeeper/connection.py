@@ -48,13 +48,22 @@ class Connection:
             self._now = "connected", self._clock.now()
             self.settled.set()
             return
-        self.dead = client_state in _DEAD
-        if self.dead:
-            self.settled.set()
+        if client_state in _DEAD:
+            self.give_up()
         else:
-            self.settled.clear()
+            self.begin_again()
         if self.connected:
             self._now = "suspended", self._clock.now()
+
+    def begin_again(self) -> None:
+        """Note that kazoo is started again: there is use in waiting."""
+        self.dead = False
+        self.settled.clear()
+
+    def give_up(self) -> None:
+        """Note that kazoo tries no more, and wake who waits."""
+        self.dead = True
+        self.settled.set()
 
     def close(self) -> None:
         """Note that the session was ended by us, and wake who waits."""

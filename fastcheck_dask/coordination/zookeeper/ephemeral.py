@@ -167,7 +167,7 @@ class Keeper:
 
     def _run(self, session: Session) -> None:
         while not self._closing.is_set():
-            self._wake.wait(_RETRY_SECONDS if self._due() else None)
+            self._wake.wait(_RETRY_SECONDS if session.given_up or self._due() else None)
             self._wake.clear()
             session.revive()
             for entry in self._due() if session.connected else []:
