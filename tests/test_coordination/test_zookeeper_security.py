@@ -15,6 +15,7 @@ from fastcheck_dask import cli
 from fastcheck_dask.coordination import Access, connect
 from fastcheck_dask.coordination.access import Grant, Tls
 from fastcheck_dask.coordination.connect import zookeeper_place
+from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.coordination.zookeeper.protect import protect
 from fastcheck_dask.coordination.zookeeper.server import free_ports
 from fastcheck_dask.coordination.zookeeper.tls import check_files
@@ -91,6 +92,7 @@ def test_credentials_every_znode_is_ours_alone_and_strangers_cannot_read_nor_wri
     coordinator.register(node("a"))
     claim = coordinator.claim("run-1", "me")
     coordinator.commit(record(), claim)
+    coordinator.entries.apply(Create("deep/down", b"x"))
     hosts, root = zookeeper_place(private_url)
     insider = KazooClient(hosts + root, auth_data={("digest", f"me:{SECRET}")})
     outsider = KazooClient(hosts + root)
@@ -98,9 +100,8 @@ def test_credentials_every_znode_is_ours_alone_and_strangers_cannot_read_nor_wri
         client.start()
     try:
         paths = list(every_znode(insider))
-        assert {"/", "/format", "/nodes/a", "/runs/run-1/owner", "/runs/run-1/decisions/0000000001"} < set(
-            paths
-        )
+        wanted = {"/format", "/nodes/a", "/runs/run-1/owner", "/runs/run-1/decisions/0000000001"}
+        assert wanted | {"/", "/entries/deep/down"} < set(paths)
         for path in paths:
             assert insider.get_acls(path)[0] == acl_of(US)
             for call in (
