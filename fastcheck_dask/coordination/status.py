@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, Health, NodeInfo
+from fastcheck_dask.coordination.candidacy import CANDIDATES, EPOCH, standing
 from fastcheck_dask.coordination.entries import Entries
-
-#: Entries of the election; its epoch's value names the master.
-_EPOCH: Final = "epoch"
-_CANDIDATES: Final = "candidates"
 
 
 @dataclass(frozen=True)
@@ -83,16 +79,13 @@ def gather(coordinator: Coordinator) -> CoordinationStatus:
 
 
 def _master(entries: Entries) -> MasterStatus | None:
-    epoch = entries.get(_EPOCH)
+    epoch = entries.get(EPOCH)
     if epoch is None:
         return None
-    try:
-        value = json.loads(epoch.value)
-    except ValueError:
-        value = None
-    told = value if isinstance(value, dict) else {}
-    name, address = str(told.get("name", "")), str(told.get("address", ""))
-    return MasterStatus(epoch.version, name, address, entries.names(_CANDIDATES))
+    elected, candidates = standing(epoch), entries.names(CANDIDATES)
+    if elected is None:
+        return MasterStatus(epoch.version, "", "", candidates)
+    return MasterStatus(epoch.version, elected.name, elected.address, candidates)
 
 
 def lines(status: CoordinationStatus) -> Iterator[str]:

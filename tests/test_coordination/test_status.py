@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcheck_dask import cli
+from fastcheck_dask.coordination.candidacy import Candidate
 from fastcheck_dask.coordination.entries import Create, Write
 from fastcheck_dask.coordination.status import MasterStatus, gather, lines
 from fastcheck_dask.testing.fakes import FakeCoordinator
@@ -85,7 +86,7 @@ def test_status_master_is_told_where_there_was_an_election():
     assert gather(coordinator).master is None
     entries.apply(Create("epoch", b"{}"))
     assert gather(coordinator).master == MasterStatus(0, "", "", ())
-    entries.apply(Write("epoch", json.dumps({"name": "n1", "address": "tcp://h:1"}).encode(), 0))
+    entries.apply(Write("epoch", Candidate("n1", "tcp://h:1", "x").to_bytes(0), 0))
     entries.apply(Create("candidates", b""), Create("candidates/n1", b"", ephemeral=True))
     found = gather(coordinator)
     assert found.master == MasterStatus(1, "n1", "tcp://h:1", ("n1",))
