@@ -110,6 +110,14 @@ class Registration(Protocol):
         """Replace what the registry says of the node."""
         ...
 
+    def restore(self) -> None:
+        """Stand in the registry again if the session that did is over; to be called now and then.
+
+        Costs the coordinator nothing worth mentioning, however many nodes there are: nobody else is looked
+        at, and nothing is written unless it has to be.
+        """
+        ...
+
     def close(self) -> None:
         """Leave the registry. Idempotent."""
         ...

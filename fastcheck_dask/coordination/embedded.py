@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -30,6 +31,8 @@ from fastcheck_dask.coordination.sqlite_file import SCHEMA_VERSION, SqliteFile
 from fastcheck_dask.coordination.sqlite_sessions import FileSession, live_sessions
 from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, RunInUseError, SessionLostError
 from fastcheck_dask.ids import check_name
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.02
 
@@ -99,7 +102,7 @@ class EmbeddedCoordinator:
                 "INSERT OR REPLACE INTO nodes (name, session, info) VALUES (?,?,?)",
                 (info.name, session, data),
             )
-        return _EmbeddedRegistration(self, info.name)
+        return _EmbeddedRegistration(self, info)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """Return the live storage nodes, sorted by name."""
@@ -225,6 +228,16 @@ class EmbeddedCoordinator:
                 f"{self.path} no longer knows storage node {info.name!r}; register it again"
             )
 
+    def restore_node(self, info: NodeInfo) -> None:
+        """Register a node again if its session is over; for its `Registration`."""
+        self._session.check_usable()
+        with self._file.transaction(write=False) as connection:
+            row = connection.execute("SELECT session FROM nodes WHERE name = ?", (info.name,)).fetchone()
+            if row is not None and row[0] == self._session.name and row[0] in live_sessions(connection):
+                return
+        logger.warning("node %s was no longer registered; it registers again", info.name)
+        self.register(info)
+
     def remove_node(self, name: str) -> None:
         """Take a node of this session out of the registry; for its `Registration`."""
         if not self._session.closed and not self._session.foreign:
@@ -271,20 +284,25 @@ class EmbeddedCoordinator:
 
 
 class _EmbeddedRegistration:
-    def __init__(self, coordinator: EmbeddedCoordinator, name: str) -> None:
-        self._coordinator, self._name = coordinator, name
+    def __init__(self, coordinator: EmbeddedCoordinator, info: NodeInfo) -> None:
+        self._coordinator, self._info = coordinator, info
         self._closed = False
 
     def update(self, info: NodeInfo) -> None:
         if self._closed:
-            raise ClosedError(f"the registration of storage node {self._name!r} was closed")
-        if info.name != self._name:
-            raise ConfigError(f"the registration is of storage node {self._name!r}; got {info.name!r}")
+            raise ClosedError(f"the registration of storage node {self._info.name!r} was closed")
+        if info.name != self._info.name:
+            raise ConfigError(f"the registration is of storage node {self._info.name!r}; got {info.name!r}")
         self._coordinator.update_node(info)
+        self._info = info
+
+    def restore(self) -> None:
+        if not self._closed:
+            self._coordinator.restore_node(self._info)
 
     def close(self) -> None:
         if not self._closed:
-            self._coordinator.remove_node(self._name)
+            self._coordinator.remove_node(self._info.name)
             self._closed = True
 
 

@@ -194,24 +194,17 @@ class _Registry:
     """Keeps the node in the registry: a session that the coordinator gave up takes the entry with it."""
 
     def __init__(self, coordinator: Coordinator, info: NodeInfo) -> None:
-        self._coordinator = coordinator
         self._info = info
         self._registration: Registration | None = coordinator.register(info)
 
     async def watch(self) -> None:
         """Look now and then, and register again if need be; until cancelled."""
-        while True:
+        while (registration := self._registration) is not None:
             await asyncio.sleep(REGISTRY_SECONDS)
             try:
-                await asyncio.to_thread(self._check)
+                await asyncio.to_thread(registration.restore)
             except CoordinationError as error:
                 logger.warning("node %s cannot ask its coordinator: %s", self._info.name, error)
-
-    def _check(self) -> None:
-        registered = any(node.name == self._info.name for node in self._coordinator.nodes())
-        if not registered and self._registration is not None:
-            logger.warning("node %s was no longer registered; it registers again", self._info.name)
-            self._registration = self._coordinator.register(self._info)
 
     def close(self) -> None:
         """Leave the registry. Idempotent; a coordinator that is away notices by itself."""

@@ -360,6 +360,9 @@ class FakeRegistration:
     def __init__(self, session: FakeCoordinator, name: str) -> None:
         self._session, self._name, self._closed = session, name, False
 
+    def restore(self) -> None:
+        """Do nothing: these sessions do not end by themselves."""
+
     def update(self, info: NodeInfo) -> None:
         """Replace what the registry says of the node."""
         self._session._check()

@@ -180,3 +180,20 @@ def test_health_file_gone_says_so_and_is_connected_when_it_is_back(tmp_path):
     (tmp_path / "moved.db").rename(tmp_path / "c.db")
     assert coordinator.health().state == "connected"
     coordinator.close()
+
+
+def test_registration_lost_is_restored_and_an_intact_one_writes_nothing(coordinator, node):
+    registration = coordinator.register(node("a"))
+    registration.update(node("a", state="draining"))
+    with contextlib.closing(sqlite3.connect(coordinator.path)) as connection:
+        version = connection.execute("PRAGMA data_version").fetchone()
+        registration.restore()
+        assert connection.execute("PRAGMA data_version").fetchone() == version
+        connection.execute("DELETE FROM nodes")
+        connection.commit()
+    assert coordinator.nodes() == ()
+    registration.restore()
+    assert coordinator.nodes() == (node("a", state="draining"),)
+    registration.close()
+    registration.restore()
+    assert coordinator.nodes() == ()

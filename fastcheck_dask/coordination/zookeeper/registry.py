@@ -54,6 +54,9 @@ class NodeRegistration:
         self._entry.want(self._bytes(info))
         self._entry.settle(self._session.deadline())
 
+    def restore(self) -> None:
+        """Do nothing: the keeper does it as soon as there is a new session."""
+
     def close(self) -> None:
         """Leave the registry. Idempotent; when ZooKeeper cannot be reached this raises, and is done later."""
         if self._closed or self._session.closed or self._session.foreign:
