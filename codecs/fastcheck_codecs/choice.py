@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastcheck_codecs import dtypes
 from fastcheck_codecs.bitops import U8, U16, UNSIGNED, Bytes, Words, as_bytes, balance
 from fastcheck_codecs.errors import CodecError
-from fastcheck_codecs.planes import histogram
+from fastcheck_codecs.planes import histogram, order0
 from fastcheck_codecs.prefixes import ABOVE_MEAN
 
 #: The sample: runs of neighbours, as the index goes by neighbours.
@@ -66,12 +65,7 @@ def _sample(data: Bytes, width: int) -> Words:
 
 def _bits(sample: Words) -> float:
     """Sum the entropies of the byte planes, in bits per word."""
-    return _entropy(histogram(sample.reshape(-1)), sample.size)
-
-
-def _entropy(counts: npt.NDArray[np.float64], count: int) -> float:
-    shares = counts[counts > 0] / count
-    return -float(shares @ np.log2(shares))
+    return order0(histogram(sample.reshape(-1)), sample.size)
 
 
 def _index_bits(sample: Words, exponent_bits: int) -> float:

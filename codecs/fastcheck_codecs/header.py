@@ -49,6 +49,9 @@ class Block(IntEnum):
     PLANES = 2
     INDEX = 3
     TABLE = 4
+    #: The same without the words that are zero, after bits that say which.
+    HOLED_PLANES = 5
+    HOLED_INDEX = 6
 
 
 class Residual(IntEnum):

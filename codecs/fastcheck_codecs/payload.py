@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck_codecs import dtypes
+from fastcheck_codecs import dtypes, holes
 from fastcheck_codecs.bitops import (
     BLOCK_NBYTES,
     SCRATCH,
@@ -51,6 +51,10 @@ _WORTHWHILE = 64
 _GLANCE_NBYTES = 1 << 16
 #: Words that stay in the cache from one kernel to the next.
 _TILE = 1 << 16
+
+#: The kind of a block once its zeros are taken out, and back.
+_HOLED = {Block.PLANES: Block.HOLED_PLANES, Block.INDEX: Block.HOLED_INDEX}
+_WHOLE = {holed: block for block, holed in _HOLED.items()}
 
 Coder = Callable[[Sink, Words], None]
 
@@ -225,15 +229,18 @@ def _encode_block(
     if not words[words.size // 2] and not words.any():
         return Entry(0, Block.ELIDED, residual)
     sink = Sink(out[: words.nbytes - words.nbytes // _WORTHWHILE - 1])
+    signed, block, coded = residual is Residual.DIFFERENCE, plan.block, words
     try:
+        if block in _HOLED and holes.pay(words, signed=signed):
+            coded, block, traits = holes.take_out(sink, words), _HOLED[block], None
         if plan.coder is None:
-            put_planes(sink, words, traits, signed=residual is Residual.DIFFERENCE)
+            put_planes(sink, coded, traits, signed=signed)
         else:
-            plan.coder(sink, words)
+            plan.coder(sink, coded)
     except NoRoomError:
         out[: words.nbytes] = words.view(U8)
         return Entry(words.nbytes, Block.RAW, residual)
-    return Entry(sink.position, plan.block, residual)
+    return Entry(sink.position, block, residual)
 
 
 def decode(payload: Any, *, out: Any, base: Bytes | None, verify: bool) -> Any:
@@ -342,7 +349,6 @@ def _decode_blocks(
 
 
 def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) -> None:
-    floats = header.word_type.exponent_bits
     source = Source(stored)
     if entry.block is Block.ELIDED:
         out[:] = 0
@@ -350,15 +356,27 @@ def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) ->
         if entry.length != out.nbytes:
             raise CodecError(f"damaged block: {entry.length} raw bytes, expected {out.nbytes}")
         out.view(U8)[:] = source.take(entry.length)
-    elif entry.block is Block.PLANES:
-        get_planes(source, out=out, signed=entry.residual is Residual.DIFFERENCE)
-    elif entry.block is Block.INDEX and floats:
+    elif entry.block in _WHOLE:
+        where = holes.places(source, out.size)
+        dense = SCRATCH.room("dense", where.size, out.dtype)
+        _decode_words(source, _WHOLE[entry.block], entry.residual, header, out=dense)
+        out[:] = 0
+        out[where] = dense
+    else:
+        _decode_words(source, entry.block, entry.residual, header, out=out)
+    source.finish()
+
+
+def _decode_words(source: Source, block: Block, residual: Residual, header: Header, *, out: Words) -> None:
+    floats = header.word_type.exponent_bits
+    if block is Block.PLANES:
+        get_planes(source, out=out, signed=residual is Residual.DIFFERENCE)
+    elif block is Block.INDEX and floats:
         get_index(source, exponent_bits=floats, out=out)
-    elif entry.block is Block.TABLE and floats and 7 <= header.prefix_bits <= 16:
+    elif block is Block.TABLE and floats and 7 <= header.prefix_bits <= 16:
         get_table(source, prefix_bits=header.prefix_bits, out=out)
     else:
-        raise CodecError(f"damaged header: a {entry.block.name} block of {header.word_type.name}")
-    source.finish()
+        raise CodecError(f"damaged header: a {block.name} block of {header.word_type.name}")
 
 
 def _apply(residual: Residual, words: Words, base: Words | None, *, out: Words) -> None:

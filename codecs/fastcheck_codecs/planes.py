@@ -104,14 +104,25 @@ def collisions(counts: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.fl
     return squares
 
 
+def order0(counts: npt.NDArray[np.float64], count: int) -> float:
+    """Sum the entropies of planes, given a histogram of `count` words; in bits per word."""
+    shares = counts[counts > 0] / count
+    return -float(shares @ np.log2(shares))
+
+
 #: Traits of a plane that is too small for a survey to pay.
 UNKNOWN = Traits(collisions=1, quads=0, upward=0, around=0)
 
 
+def stride(count: int) -> int:
+    """Say how far apart the words lie that are picked of `count`."""
+    # Odd, so that it meets no even period.
+    return (count // _SAMPLE_COUNT) | 1
+
+
 def pick(words: Words) -> Words:
     """Copy about 1500 words, evenly spread: the sample that decisions are made from."""
-    # An odd step meets no even period.
-    return words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
+    return words[:: stride(words.size)].copy()
 
 
 def traits_of(counts: npt.NDArray[np.float64], count: int) -> list[Traits]:

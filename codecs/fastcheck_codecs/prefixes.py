@@ -38,13 +38,14 @@ from fastcheck_codecs.planes import (
     put_halves,
     put_pairs,
     put_plane,
+    stride,
     traits_of,
 )
 from fastcheck_codecs.sections import Mode, Sink, Source
 
 #: Values that share one reference exponent.
 ROW = 1024
-#: One exponent in so many is looked at to choose the reference; odd, so that it meets no even period.
+#: One exponent in so many is looked at to choose the reference; a prime, as kernels of 3 x 3 have a period.
 _ROW_STEP = 11
 #: How far the reference lies above the mean: four bits then reach from 5 above to 9 below.
 ABOVE_MEAN = 5
@@ -138,37 +139,55 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     nearly always fit four bits, and are packed two to a byte.
     """
     count, position = words.size, words.itemsize // 2 - 1
-    traits = _survey(words, exponent_bits)
-    put_pairs(sink, words, position, traits=traits)
-    top = SCRATCH.room("pair", count, U16)
+    top = SCRATCH.room("top", count, U16)
     take_pair(words, position, out=top)
     exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
-    shift_cast(top, 15 - exponent_bits, out=exponents)
-    if exponent_bits != 8:  # the cast to 8 bits dropped the sign
-        np.bitwise_and(exponents, exponents.dtype.type((1 << exponent_bits) - 1), out=exponents)
+    _exponents(top, exponent_bits, out=exponents)
+    reference = references(exponents)
+    traits = _survey(words, reference, exponent_bits)
+    put_pairs(sink, words, position, traits=traits)
     if exponent_bits < 8:
         np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
         put_halves(sink, top, width=words.itemsize)
     else:
         _put_rest(sink, top, traits[2 * position], exponent_bits=exponent_bits)
-    reference = references(exponents)
     _below(exponents, reference, out=exponents)
     if exponents.dtype == U8:
-        put_plane(sink, exponents.view(U8))
+        put_plane(sink, exponents.view(U8), traits[-1])
         put_plane(sink, reference.view(U8), UNKNOWN)
     else:
         put_halves(sink, exponents)
         put_halves(sink, reference, (UNKNOWN, UNKNOWN))
 
 
-def _survey(words: Words, exponent_bits: int) -> list[Traits]:
-    """Look at a sample of the pairs below the top 16 bits, and of the rest that is made from these."""
-    sample = pick(words)
+def _exponents(top: Pair, exponent_bits: int, *, out: Numbers) -> None:
+    """Take the exponents out of the top 16 bits."""
+    shift_cast(top, 15 - exponent_bits, out=out)
+    if exponent_bits != 8:  # the cast to 8 bits dropped the sign
+        np.bitwise_and(out, out.dtype.type((1 << exponent_bits) - 1), out=out)
+
+
+def _survey(words: Words, reference: Numbers, exponent_bits: int) -> list[Traits]:
+    """Look at a sample of a block as it will be written.
+
+    Returns
+    -------
+    list of Traits
+        Of the planes below the top 16 bits, of the rest, and of the distances; the latter tell something only
+        where they are planes.
+    """
+    sample, step = pick(words), stride(words.size)
     tops = sample.view(U16)[words.itemsize // 2 - 1 :: words.itemsize // 2]
+    whole = np.ascontiguousarray(tops)
+    distances = np.empty(sample.size, reference.dtype)
+    _exponents(whole, exponent_bits, out=distances)
+    np.subtract(reference[np.arange(sample.size) * step // ROW], distances, out=distances)
+    rest = np.zeros(sample.size, U8)
     if exponent_bits >= 8:
-        rest = np.empty(sample.size, U8)
-        _narrow(np.ascontiguousarray(tops), exponent_bits, out=rest)
-        tops[:] = rest
+        _narrow(whole, exponent_bits, out=rest)
+    np.copyto(tops, distances, casting="unsafe")
+    np.left_shift(tops, np.uint16(8), out=tops)
+    np.bitwise_or(tops, rest, out=tops)
     return traits_of(histogram(sample), sample.size)
 
 

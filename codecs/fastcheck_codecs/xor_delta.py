@@ -43,7 +43,7 @@ class XorDelta(Codec):  # type: ignore[misc]
     Notes
     -----
     Source: FastCheck, "incremental compression". A codec has no mutable state: threads may share one.
-    Each thread that uses it keeps up to 19 MiB of work space.
+    Each thread that uses it keeps up to 23 MiB of work space.
 
     Examples
     --------

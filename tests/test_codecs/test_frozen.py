@@ -35,6 +35,7 @@ def inputs():
     odd = words.view("u1")[:4001]
     double = (words.astype("<u8") << np.uint64(29)) | noise(1003)
     upper = (words >> np.uint32(16)).astype("<u2")
+    holed = np.where(noise(5003) % np.uint32(4) == 0, np.uint32(0), floats(5003))
     return {
         "planes": (XorDelta(dtype="float32"), words),
         "sparse": (XorDelta(dtype="bool"), flags),
@@ -63,6 +64,8 @@ def inputs():
         "index_bfloat16": (PrefixIndex(dtype="bfloat16"), upper),
         "index_float16": (PrefixIndex(dtype="float16"), (upper & np.uint16(0x8FFF)) | np.uint16(0x1000)),
         "table": (PrefixIndex(9, dtype="float32"), words),
+        "holed_index": (PrefixIndex(dtype="float32"), holed),
+        "holed_planes": (XorDelta(base=floats(5003) - holed, dtype="float32"), floats(5003)),
         "two_blocks": (PrefixIndex(dtype="float32"), np.tile(floats(256), 2100)[: (1 << 19) + 77]),
     }
 
