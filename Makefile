@@ -9,7 +9,7 @@ BENCH_STAMP := $(VENV)/.bench-installed
 
 venv: $(STAMP)
 
-$(STAMP): setup.cfg constraints.txt
+$(STAMP): setup.cfg setup.py codecs/kernels.c constraints.txt
 	@# Debian ships venv apart from Python.
 	$(PYTHON) -c "import ensurepip" 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
 	$(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@ from fastcheck_codecs.bitops import checksum
 from fastcheck_codecs.choice import delta_is_smaller
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Summary, is_delta, is_identity, max_encoded_nbytes, raw_nbytes, summary
+from fastcheck_codecs.native import kernels
 from fastcheck_codecs.payload import encode_raw_into
 from fastcheck_codecs.prefix_index import PrefixIndex
 from fastcheck_codecs.xor_delta import XorDelta
@@ -20,6 +21,7 @@ __all__ = [
     "encode_raw_into",
     "is_delta",
     "is_identity",
+    "kernels",
     "max_encoded_nbytes",
     "raw_nbytes",
     "summary",

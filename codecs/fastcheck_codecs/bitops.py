@@ -33,16 +33,16 @@ BLOCK_NBYTES = 1 << 21
 
 
 class Scratch(threading.local):
-    """Work space of one thread, 23 MiB, of which what was used stays allocated and kept.
+    """Work space of one thread, 25 MiB, of which what was used stays allocated and kept.
 
     Every buffer is an array of bytes that is cast to what a kernel needs (see `room`). Who uses which
     is fixed, so that no two live values share one: `words`, `dense` and `spare` hold whole words, `pair`
-    their upper or lower 16 bits, `low` and `high` byte planes, `top` and `exponent` what the exponent index
-    takes apart, `symbols` and `packed` what packing works on, `mask` a truth value for each word.
+    their upper or lower 16 bits, `low` and `high` byte planes, `top`, `rest` and `exponent` what the exponent
+    index takes apart, `symbols` and `packed` what packing works on, `mask` a truth value for each word.
     """
 
     def __init__(self) -> None:
-        words, halves = ("words", "dense", "spare"), ("pair", "top", "exponent")
+        words, halves = ("words", "dense", "spare"), ("pair", "top", "rest", "exponent")
         names = (*words, *halves, "low", "high", "symbols", "packed", "mask")
         # 64 spare bytes: packing rounds its lanes up.
         self._room = {(name, U8): np.zeros(BLOCK_NBYTES + 64, U8) for name in names}

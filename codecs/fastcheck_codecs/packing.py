@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastcheck_codecs import native
 from fastcheck_codecs.bitops import (
     SCRATCH,
     U8,
@@ -35,6 +36,15 @@ _REACH = 256
 
 def put_sparse(sink: Sink, plane: Bytes) -> None:
     """Write the bytes other than zero, and the count of zeros before each."""
+    short, values = _list(plane)
+    _put_listed(sink, (Mode.SPARSE, 0), short, values)
+
+
+def _list(plane: Bytes) -> tuple[Bytes, Bytes]:
+    if native.KERNELS:
+        short, values = SCRATCH.room("symbols", plane.size), SCRATCH.room("packed", plane.size)
+        count = native.KERNELS.list_filled(plane, short, values)
+        return short[:count], values[:count]
     mask = padded_mask(plane.size)
     np.not_equal(plane, 0, out=mask[: plane.size])
     where = positions(mask)
@@ -46,7 +56,7 @@ def put_sparse(sink: Sink, plane: Bytes) -> None:
     short = gaps.astype(U8)
     if int(gaps.max()) >= _REACH:
         short, values = _bridged(gaps, short, values)
-    _put_listed(sink, (Mode.SPARSE, 0), short, values)
+    return short, values
 
 
 def _bridged(gaps: npt.NDArray[np.intp], short: Bytes, values: Bytes) -> tuple[Bytes, Bytes]:
@@ -58,9 +68,18 @@ def _bridged(gaps: npt.NDArray[np.intp], short: Bytes, values: Bytes) -> tuple[B
 
 def put_packed(sink: Sink, plane: Bytes, mode: Mode, *, lowest: int) -> None:
     """Write a plane whose values mostly lie from `lowest` on (modulo 256): 3 of them, or 15."""
-    width, count = WIDTHS[mode], plane.size
-    escape = (1 << width) - 1
+    packed, escaped = _pack(plane, lowest, WIDTHS[mode])
+    _put_listed(sink, (mode, lowest), packed, escaped)
+
+
+def _pack(plane: Bytes, lowest: int, width: int) -> tuple[Bytes, Bytes]:
+    count = plane.size
     size = packed_nbytes(count, width)
+    packed = SCRATCH.room("packed", size)
+    if native.KERNELS:
+        room = SCRATCH.room("symbols", count)
+        return packed, room[: native.KERNELS.pack(plane, packed, room, lowest, width)]
+    escape = (1 << width) - 1
     symbols = SCRATCH.room("symbols", size * 8 // width)
     np.subtract(plane, np.uint8(lowest), out=symbols[:count])
     symbols[count:] = 0
@@ -69,9 +88,8 @@ def put_packed(sink: Sink, plane: Bytes, mode: Mode, *, lowest: int) -> None:
     where = positions(mask)
     escaped = plane[where]
     symbols[where] = escape
-    packed = SCRATCH.room("packed", size)
     pack(symbols, width=width, out=packed)
-    _put_listed(sink, (mode, lowest), packed, escaped)
+    return packed, escaped
 
 
 def _put_listed(sink: Sink, mode: tuple[Mode, int], body: Bytes, listed: Bytes) -> None:
@@ -115,14 +133,23 @@ def get_packed(section: Section, *, out: Bytes) -> None:
     width, count = WIDTHS[section.mode], out.size
     size = packed_nbytes(count, width)
     packed, escaped = _get_listed(section, count, body_nbytes=size)
-    symbols = SCRATCH.room("symbols", size * 8 // width)
+    if native.KERNELS:
+        found = native.KERNELS.unpack(packed, escaped, out, section.lowest, width)
+    else:
+        found = _unpack(packed, escaped, section.lowest, width=width, out=out)
+    if found != escaped.size:
+        raise CodecError(f"damaged section: {found} escapes, {escaped.size} bytes in their list")
+
+
+def _unpack(packed: Bytes, escaped: Bytes, lowest: int, *, width: int, out: Bytes) -> int:
+    """Return the count of escapes; they are put in if it is that of their list."""
+    count = out.size
+    symbols = SCRATCH.room("symbols", packed.size * 8 // width)
     unpack(packed, width=width, out=symbols)
-    np.add(symbols[:count], np.uint8(section.lowest), out=out)
-    if not escaped.size:
-        return
+    np.add(symbols[:count], np.uint8(lowest), out=out)
     mask = padded_mask(count)
     np.equal(symbols[:count], (1 << width) - 1, out=mask[:count])
     where = positions(mask)
-    if where.size != escaped.size:
-        raise CodecError(f"damaged section: {where.size} escapes, {escaped.size} bytes in their list")
-    out[where] = escaped
+    if where.size == escaped.size:
+        out[where] = escaped
+    return int(where.size)

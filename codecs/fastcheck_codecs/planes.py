@@ -114,15 +114,10 @@ def order0(counts: npt.NDArray[np.float64], count: int) -> float:
 UNKNOWN = Traits(collisions=1, quads=0, upward=0, around=0)
 
 
-def stride(count: int) -> int:
-    """Say how far apart the words lie that are picked of `count`."""
-    # Odd, so that it meets no even period.
-    return (count // _SAMPLE_COUNT) | 1
-
-
 def pick(words: Words) -> Words:
     """Copy about 1500 words, evenly spread: the sample that decisions are made from."""
-    return words[:: stride(words.size)].copy()
+    # An odd step meets no even period.
+    return words[:: (words.size // _SAMPLE_COUNT) | 1].copy()
 
 
 def traits_of(counts: npt.NDArray[np.float64], count: int) -> list[Traits]:

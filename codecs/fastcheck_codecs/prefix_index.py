@@ -33,7 +33,7 @@ class PrefixIndex(Codec):  # type: ignore[misc]
     -----
     Source: FastCheck, "prefix index". Applies to float16, bfloat16, float32, float64 and complex
     numbers of them; every other dtype is stored as byte planes. A codec has no mutable state: threads
-    may share one. Each thread that uses it keeps up to 23 MiB of work space.
+    may share one. Each thread that uses it keeps up to 25 MiB of work space.
 
     Examples
     --------

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastcheck_codecs import native
 from fastcheck_codecs.bitops import (
     BOOL,
     SCRATCH,
@@ -38,10 +39,9 @@ from fastcheck_codecs.planes import (
     put_halves,
     put_pairs,
     put_plane,
-    stride,
     traits_of,
 )
-from fastcheck_codecs.sections import Mode, Sink, Source
+from fastcheck_codecs.sections import SMALL, Mode, Sink, Source
 
 #: Values that share one reference exponent.
 ROW = 1024
@@ -138,67 +138,110 @@ def put_index(sink: Sink, words: Words, *, exponent_bits: int) -> None:
     moments whatever its size; the exponent alone, relative to its neighbourhood, saves 5. Its distances
     nearly always fit four bits, and are packed two to a byte.
     """
-    count, position = words.size, words.itemsize // 2 - 1
-    top = SCRATCH.room("top", count, U16)
-    take_pair(words, position, out=top)
-    exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
-    _exponents(top, exponent_bits, out=exponents)
-    reference = references(exponents)
-    traits = _survey(words, reference, exponent_bits)
-    put_pairs(sink, words, position, traits=traits)
-    if exponent_bits < 8:
-        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
-        put_halves(sink, top, width=words.itemsize)
+    if exponent_bits == 8:
+        exponents = _put_fields(sink, words)
     else:
-        _put_rest(sink, top, traits[2 * position], exponent_bits=exponent_bits)
+        exponents = _put_wide_fields(sink, words, exponent_bits)
+    reference = references(exponents)
     _below(exponents, reference, out=exponents)
     if exponents.dtype == U8:
-        put_plane(sink, exponents.view(U8), traits[-1])
+        put_plane(sink, exponents.view(U8))
         put_plane(sink, reference.view(U8), UNKNOWN)
     else:
         put_halves(sink, exponents)
         put_halves(sink, reference, (UNKNOWN, UNKNOWN))
 
 
-def _exponents(top: Pair, exponent_bits: int, *, out: Numbers) -> None:
-    """Take the exponents out of the top 16 bits."""
-    shift_cast(top, 15 - exponent_bits, out=out)
-    if exponent_bits != 8:  # the cast to 8 bits dropped the sign
-        np.bitwise_and(out, out.dtype.type((1 << exponent_bits) - 1), out=out)
+def _put_fields(sink: Sink, words: Words) -> Numbers:
+    """Write all of float32 or bfloat16 but the exponents, which it returns; noise at once to its place."""
+    count, wide = words.size, words.itemsize == 4
+    traits = _survey(words, 8)
+    noise = [count >= SMALL and is_noise(plane, 4) for plane in traits[:-1]]
+    if wide and all(noise[:2]):
+        low = sink.section(Mode.PAIR, 2 * count).view(U16)
+    else:
+        low = SCRATCH.room("pair", count if wide else 0, U16)
+    at_once = all(noise)
+    rest = sink.section(Mode.RAW, count) if at_once else SCRATCH.room("rest", count)
+    exponents = SCRATCH.room("exponent", count)
+    split_float(words, low=low, rest=rest, exponents=exponents)
+    if wide and not all(noise[:2]):
+        put_halves(sink, low, traits, width=4)
+    if not at_once:
+        put_plane(sink, rest, traits[-2], width=4)
+    return exponents
 
 
-def _survey(words: Words, reference: Numbers, exponent_bits: int) -> list[Traits]:
-    """Look at a sample of a block as it will be written.
+def _put_wide_fields(sink: Sink, words: Words, exponent_bits: int) -> Numbers:
+    """Do the same for exponents of other than 8 bits."""
+    count, position = words.size, words.itemsize // 2 - 1
+    traits = _survey(words, exponent_bits)
+    put_pairs(sink, words, position, traits=traits)
+    top = SCRATCH.room("pair", count, U16)
+    take_pair(words, position, out=top)
+    exponents = SCRATCH.room("exponent", count, _number_type(exponent_bits))
+    shift_cast(top, 15 - exponent_bits, out=exponents)
+    np.bitwise_and(exponents, exponents.dtype.type((1 << exponent_bits) - 1), out=exponents)
+    if exponent_bits < 8:
+        np.bitwise_and(top, _rest_mask(exponent_bits), out=top)
+        put_halves(sink, top, width=words.itemsize)
+    else:
+        rest = SCRATCH.room("low", count)
+        _narrow(top, exponent_bits, out=rest)
+        put_plane(sink, rest, traits[2 * position], width=4)
+    return exponents
 
-    Returns
-    -------
-    list of Traits
-        Of the planes below the top 16 bits, of the rest, and of the distances; the latter tell something only
-        where they are planes.
-    """
-    sample, step = pick(words), stride(words.size)
+
+def _survey(words: Words, exponent_bits: int) -> list[Traits]:
+    """Look at a sample of the pairs below the top 16 bits, and of the rest that is made from these."""
+    sample = pick(words)
     tops = sample.view(U16)[words.itemsize // 2 - 1 :: words.itemsize // 2]
-    whole = np.ascontiguousarray(tops)
-    distances = np.empty(sample.size, reference.dtype)
-    _exponents(whole, exponent_bits, out=distances)
-    np.subtract(reference[np.arange(sample.size) * step // ROW], distances, out=distances)
-    rest = np.zeros(sample.size, U8)
     if exponent_bits >= 8:
-        _narrow(whole, exponent_bits, out=rest)
-    np.copyto(tops, distances, casting="unsafe")
-    np.left_shift(tops, np.uint16(8), out=tops)
-    np.bitwise_or(tops, rest, out=tops)
+        rest = np.empty(sample.size, U8)
+        _narrow(np.ascontiguousarray(tops), exponent_bits, out=rest)
+        tops[:] = rest
     return traits_of(histogram(sample), sample.size)
 
 
-def _put_rest(sink: Sink, top: Pair, traits: Traits, *, exponent_bits: int) -> None:
-    """Write sign and mantissa bits of the top 16, at once to their place where they are noise."""
-    if is_noise(traits, 4):
-        _narrow(top, exponent_bits, out=sink.section(Mode.RAW, top.size))
-    else:
-        rest = SCRATCH.room("low", top.size)
-        _narrow(top, exponent_bits, out=rest)
-        put_plane(sink, rest, traits, width=4)
+def split_float(words: Words, *, low: Pair, rest: Bytes, exponents: Bytes) -> None:
+    """Take float32 or bfloat16 apart.
+
+    Parameters
+    ----------
+    words : ndarray of uint32 or uint16, shape (n,)
+        Aligned.
+    low : ndarray of uint16, shape (n,) or (0,)
+        Receives the lower 16 bits of 32.
+    rest : ndarray of uint8, shape (n,)
+        Receives the upper 7 bits of the mantissa, above the sign.
+    exponents : ndarray of uint8, shape (n,)
+    """
+    if native.KERNELS and low.flags.aligned:
+        native.KERNELS.split(words, low, rest, exponents)
+        return
+    if low.size:
+        np.copyto(low, words, casting="unsafe")
+    top = SCRATCH.room("top", words.size, U16)
+    take_pair(words, words.itemsize // 2 - 1, out=top)
+    shift_cast(top, 7, out=exponents)
+    _narrow(top, 8, out=rest)
+
+
+def join_float(low: Pair, rest: Bytes, distances: Bytes, *, reference: Bytes, out: Words) -> None:
+    """Undo `split_float`, and the subtraction of exponents from the reference of their row."""
+    if native.KERNELS and low.flags.aligned:
+        native.KERNELS.join(low, rest, distances, reference, out)
+        return
+    exponents = SCRATCH.room("exponent", out.size)
+    _below(distances, reference, out=exponents)
+    top, spare = SCRATCH.room("top", out.size, U16), SCRATCH.room("spare", out.size, U16)
+    _widen(rest, out=top)
+    np.copyto(spare, exponents)
+    np.left_shift(spare, np.uint16(7), out=spare)
+    np.bitwise_or(top, spare, out=top)
+    if low.size:
+        np.copyto(out, low)
+    _give_top(out, top)
 
 
 def _narrow(top: Pair, exponent_bits: int, *, out: Bytes) -> None:
@@ -214,6 +257,9 @@ def _narrow(top: Pair, exponent_bits: int, *, out: Bytes) -> None:
 
 def get_index(source: Source, *, exponent_bits: int, out: Words) -> None:
     """Undo `put_index`."""
+    if exponent_bits == 8:
+        _get_fields(source, out=out)
+        return
     count = out.size
     get_pairs(source, out.itemsize // 2 - 1, out=out)
     top = _get_rest(source, count, exponent_bits)
@@ -229,6 +275,22 @@ def get_index(source: Source, *, exponent_bits: int, out: Words) -> None:
     _give_top(out, top)
 
 
+def _get_fields(source: Source, *, out: Words) -> None:
+    """Read float32 or bfloat16."""
+    count = out.size
+    low = SCRATCH.room("pair", count if out.itemsize == 4 else 0, U16)
+    if low.size:
+        pair = get_pair(source, source.section(), room=low)
+        if pair is None:
+            low[:] = 0
+        else:
+            low = pair
+    rest = get_plane(source.section(), room=SCRATCH.room("rest", count))
+    distances = get_plane(source.section(), room=SCRATCH.room("exponent", count))
+    reference = get_plane(source.section(), room=np.empty(-(-count // ROW), U8))
+    join_float(low, rest, distances, reference=reference, out=out)
+
+
 def _get_rest(source: Source, count: int, exponent_bits: int) -> Pair:
     """Read sign and mantissa bits back to their places in the top 16; the others are zero."""
     top = SCRATCH.room("pair", count, U16)
@@ -236,13 +298,17 @@ def _get_rest(source: Source, count: int, exponent_bits: int) -> Pair:
         pair = get_pair(source, source.section(), room=top)
         np.copyto(top, np.uint16(0) if pair is None else pair)
     else:
-        rest: Bytes = get_plane(source.section(), room=SCRATCH.room("low", count))
-        sign = SCRATCH.room("spare", count, U16)
-        np.copyto(top, rest)
-        np.left_shift(top, np.uint16(15), out=sign)
-        np.right_shift(top, np.uint16(1), out=top)
-        np.bitwise_or(top, sign, out=top)
+        _widen(get_plane(source.section(), room=SCRATCH.room("low", count)), out=top)
     return top
+
+
+def _widen(rest: Bytes, *, out: Pair) -> None:
+    """Undo `_narrow`; overwrites the scratch buffer ``spare``."""
+    sign = SCRATCH.room("spare", rest.size, U16)
+    np.copyto(out, rest)
+    np.left_shift(out, np.uint16(15), out=sign)
+    np.right_shift(out, np.uint16(1), out=out)
+    np.bitwise_or(out, sign, out=out)
 
 
 def put_table(sink: Sink, words: Words, *, prefix_bits: int) -> None:
