@@ -149,3 +149,11 @@ def test_config_builds_the_codec_again_without_its_base():
 def test_residual_unknown_is_refused():
     with pytest.raises(CodecError, match="residual"):
         XorDelta(residual="sum")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.35, 0.9, 0.999, 1.0])
+def test_auto_residual_is_within_half_a_percent_of_the_better_one(kept, moments):
+    base = moments[:200_000]
+    now = (np.float32(kept) * base + np.float32(1 - kept) * moments[200_000:400_000]).astype("f4")
+    sizes = {how: XorDelta(base=base, residual=how).encode(now).size for how in ("auto", "xor", "difference")}
+    assert sizes["auto"] <= 1.005 * min(sizes["xor"], sizes["difference"])
