@@ -1,16 +1,20 @@
 """numpy or numexpr: which is faster for each bit kernel of the codecs and of parity, on this machine?
 
-Every kernel runs on 8 MiB, as one chunk is; both sides write into memory that is there already and was
-touched before, use one thread, and are measured in turns. What the project uses is marked; a kernel where
-that is not the faster one by a clear margin is said to be worth a look.
+Every kernel runs on 1, 8 (as a chunk is by default) and 32 MiB. Both sides write into memory that is there
+already and was touched before, and are measured in turns: in CPU time with one thread of numexpr, in wall
+time with as many as there are cores, of which other work may take a part. What the project uses is numpy; a
+kernel where that is slower by a clear margin in CPU time is said to be worth a look.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numexpr
@@ -20,7 +24,7 @@ import numpy.typing as npt
 from benchmarks.machine import console, describe, table
 from fastcheck_dask.layout.parity import combine
 
-NBYTES = 8 << 20
+SIZES = (1 << 20, 8 << 20, 32 << 20)
 _BLOCK = 1 << 18
 _ROUNDS = 15
 #: A difference up to this share is not told apart from chance.
@@ -38,7 +42,6 @@ class Kernel:
     numexpr: Callable[[], object]
     numpy_out: Array
     numexpr_out: Array
-    used: str = "numpy"
 
 
 def _kernel(
@@ -56,8 +59,8 @@ def _blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))
 
 
-def _parity(members: int, rng: np.random.Generator) -> Kernel:
-    parts = [rng.integers(0, 256, NBYTES, dtype="u1") for _ in range(members)]
+def _parity(members: int, nbytes: int, rng: np.random.Generator) -> Kernel:
+    parts = [rng.integers(0, 256, nbytes, dtype="u1") for _ in range(members)]
     views = {f"p{place}": part.view("i8") for place, part in enumerate(parts)}
     return _kernel(
         f"parity of {members} chunks",
@@ -137,44 +140,114 @@ def _fields(now: Array) -> Kernel:
     )
 
 
-def kernels() -> list[Kernel]:
-    """Make all kernels on their own data."""
+def _round(now: Array) -> Kernel:
+    """float32 to bfloat16, to the nearest even."""
+
+    def blocked(out: Array) -> None:
+        spare, narrow = np.empty(_BLOCK, "u4"), out.view("u2")[: now.size]
+        for block in _blocks(now.size):
+            part = spare[: now[block].size]
+            np.right_shift(now[block], np.uint32(16), out=part)
+            np.bitwise_and(part, np.uint32(1), out=part)
+            np.add(part, np.uint32(0x7FFF), out=part)
+            np.add(part, now[block], out=part)
+            np.right_shift(part, np.uint32(16), out=narrow[block], casting="unsafe")
+
+    def fused(out: Array) -> None:
+        _fused("((a + ((a >> 16) & 1) + 32767) >> 16) & 65535", {"a": now.view("i4")}, out.view("i4"))
+
+    found = _kernel("float32 to bfloat16", blocked, fused, now)
+    # numexpr has no 16-bit numbers: its result stays as wide as the input.
+    return Kernel(
+        found.name, found.numpy, found.numexpr, found.numpy_out.view("u2")[: now.size], found.numexpr_out
+    )
+
+
+def _compare(now: Array) -> Kernel:
+    """Whether two generations are the same, which they are."""
+    same = now.copy()
+    views = {"a": now.view("i4"), "b": same.view("i4")}
+
+    def plain(out: Array) -> None:
+        out[0] = not np.array_equal(now, same)
+
+    def fused(out: Array) -> None:
+        out[0] = numexpr.evaluate("sum(where(a != b, 1, 0))", local_dict=views, global_dict={}) != 0
+
+    return _kernel("are two chunks equal", plain, fused, now)
+
+
+def kernels(nbytes: int) -> Iterator[Kernel]:
+    """Make all kernels, on their own data of so many bytes."""
     rng = np.random.default_rng(0)
-    now, before = rng.integers(0, 1 << 32, (2, NBYTES // 4), dtype="u4")
-    made = [_parity(members, rng) for members in (2, 3, 5)]
-    return [*made, _xor(now, before), _upper(now, before), _join(now, before), _fields(now)]
+    for members in (2, 3, 5, 8):
+        yield _parity(members, nbytes, rng)
+    now, before = rng.integers(0, 1 << 32, (2, nbytes // 4), dtype="u4")
+    yield from (_xor(now, before), _upper(now, before), _join(now, before), _fields(now))
+    yield from (_round(now), _compare(now))
 
 
-def seconds(kernel: Kernel) -> tuple[float, float]:
-    """Measure both forms in turns; the medians of CPU time."""
+def seconds(kernel: Kernel, clock: Callable[[], float]) -> tuple[float, float]:
+    """Measure both forms in turns; the medians."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
         for run, took in zip((kernel.numpy, kernel.numexpr), times, strict=True):
-            start = time.process_time()
+            start = clock()
             run()
-            took.append(time.process_time() - start)
+            took.append(clock() - start)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def verdict(kernel: Kernel, times: tuple[float, float]) -> str:
-    """Say whether what is used is the faster one."""
-    used, other = times if kernel.used == "numpy" else times[::-1]
-    if used > other * (1 + _CLEAR):
-        return f"{kernel.used}: WORTH A LOOK"
-    return f"{kernel.used}: faster" if other > used * (1 + _CLEAR) else f"{kernel.used}: no clear difference"
+def verdict(times: tuple[float, float]) -> str:
+    """Say whether what is used, numpy, is the faster one."""
+    if times[0] > times[1] * (1 + _CLEAR):
+        return "WORTH A LOOK"
+    return "numpy" if times[1] > times[0] * (1 + _CLEAR) else "no clear difference"
+
+
+def measure(kernel: Kernel, nbytes: int) -> list[str]:
+    """Measure one kernel: the row of the table."""
+    numexpr.set_num_threads(1)
+    alone = seconds(kernel, time.process_time)
+    np.testing.assert_array_equal(kernel.numpy_out, kernel.numexpr_out)
+    numexpr.set_num_threads(os.cpu_count() or 1)
+    together = seconds(kernel, time.perf_counter)
+    rates = [f"{nbytes / took / 1e9:.1f}" for took in (*alone, *together)]
+    return [kernel.name, str(nbytes >> 20), *rates, verdict(alone)]
+
+
+_COLUMNS = ["kernel", "MiB", "numpy", "numexpr", "numpy, wall", "numexpr, all cores, wall", "faster"]
+
+
+def _page(machine: str, rows: list[list[str]]) -> str:
+    lines = [
+        "# numpy or numexpr",
+        "",
+        "Written by `python -m benchmarks.kernels --write docs/benchmarks`.",
+        "",
+    ]
+    lines += [f"{machine}.", "", *(__doc__ or "").split("\n\n", 1)[1].splitlines()]
+    lines += ["", "GB/s are 10^9 bytes of the result, as wide as numexpr has to make it, per second.", ""]
+    lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    won = [f"{row[0]}, {row[1]} MiB" for row in rows if row[-1] == "WORTH A LOOK"]
+    lines += ["", f"numexpr is clearly faster in: {'; '.join(won) or 'none'}."]
+    lines += ["Chunks have 8 MiB by default; the project uses numpy for every kernel."]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Print which form each kernel uses, and what both cost."""
-    numexpr.set_num_threads(1)
-    rows = []
-    for kernel in kernels():
-        times = seconds(kernel)
-        np.testing.assert_array_equal(kernel.numpy_out, kernel.numexpr_out)
-        rates = [f"{NBYTES / took / 1e9:.1f}" for took in times]
-        rows.append([kernel.name, *rates, verdict(kernel, times)])
-    console.print(describe())
-    table("Bit kernels, 8 MiB, one thread", ["kernel", "numpy GB/s", "numexpr GB/s", "used"], rows)
+    """Print what both forms of each kernel cost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="folder that receives the table")
+    arguments = parser.parse_args()
+    machine = describe()
+    rows = [measure(kernel, nbytes) for nbytes in SIZES for kernel in kernels(nbytes)]
+    rows.sort(key=lambda row: row[0])
+    console.print(machine)
+    table("Bit kernels, GB/s", _COLUMNS, rows)
+    if arguments.write is not None:
+        (arguments.write / "kernels.md").write_text(_page(machine, rows))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fastcheck_codecs.planes import Traits, collisions, histogram, pick, traits_
 
 RESIDUALS = ("auto", "xor", "difference")
 
-#: Share of the bits that XOR has to win by: on training state it is seldom the smaller one, and then by little.
+#: Share of the bits that XOR has to win by: on training state it seldom does, and then by little.
 _MARGIN = 0.002
 
 
