@@ -158,6 +158,33 @@ static PyObject *join(PyObject *self, PyObject *args) {
     return finish(&b, n);
 }
 
+/* Mean of those of every `step`-th exponent that are not 0, rounded down, and `above` added. */
+static uint8_t reference_of(const uint8_t *exponents, Py_ssize_t n, int step, long above) {
+    uint32_t sum = 0, filled = 0;
+    for (Py_ssize_t i = 0; i < n; i += step) {
+        sum += exponents[i];
+        filled += exponents[i] != 0;
+    }
+    return (uint8_t)(sum / (filled ? filled : 1) + (uint32_t)above);
+}
+
+/* references(exponents, out, step, above): of each row; a row that is not full is looked at whole. */
+static PyObject *references(PyObject *self, PyObject *args) {
+    Buffers b;
+    long step = PyLong_AsLong(PyTuple_GetItem(args, 2)), above = PyLong_AsLong(PyTuple_GetItem(args, 3));
+    if (PyErr_Occurred() || take(&b, args, 2, 2) < 0) return NULL;
+    Py_ssize_t n = b.view[0].len;
+    if (b.view[1].len != (n + ROW - 1) / ROW || step < 1) return refuse(&b, "references: sizes do not fit");
+    const uint8_t *exponents = b.view[0].buf;
+    uint8_t *out = b.view[1].buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < n; at += ROW)
+        out[at / ROW] = n - at < ROW ? reference_of(exponents + at, n - at, 1, above)
+                                     : reference_of(exponents + at, ROW, (int)step, above);
+    Py_END_ALLOW_THREADS
+    return finish(&b, n);
+}
+
 /* Limit codes to the escape. */
 VECTORIZED static void limit(const uint8_t *restrict plane, Py_ssize_t n, uint8_t lowest, uint8_t escape,
                              uint8_t *restrict codes) {
@@ -283,12 +310,85 @@ static PyObject *list_filled(PyObject *self, PyObject *args) {
     return finish(&b, fits ? list.count : -1);
 }
 
+#define GATHER(name, type)                                                                             \
+    static Py_ssize_t name(const type *restrict words, Py_ssize_t n, uint8_t *restrict bits,           \
+                           type *restrict dense) {                                                     \
+        Py_ssize_t kept = 0;                                                                           \
+        for (Py_ssize_t at = 0; at < n; at += 8) {                                                     \
+            int count = n - at < 8 ? (int)(n - at) : 8, byte = 0;                                      \
+            for (int j = 0; j < count; j++) {                                                          \
+                type word = words[at + j];                                                             \
+                dense[kept] = word;                                                                    \
+                kept += word != 0;                                                                     \
+                byte |= (word != 0) << j;                                                              \
+            }                                                                                          \
+            bits[at / 8] = (uint8_t)byte;                                                              \
+        }                                                                                              \
+        return kept;                                                                                   \
+    }
+
+#define SCATTER(name, type)                                                                            \
+    static void name(const uint8_t *restrict bits, const type *restrict dense, Py_ssize_t known,       \
+                     Py_ssize_t n, type *restrict words) {                                             \
+        Py_ssize_t taken = 0;                                                                          \
+        for (Py_ssize_t i = 0; i < n; i++) {                                                           \
+            type kept = bits[i / 8] >> (i % 8) & 1;                                                    \
+            /* At the end there may be no word left to look at. */                                     \
+            words[i] = dense[taken < known ? taken : known - 1] & (type)(0 - kept);                    \
+            taken += (Py_ssize_t)kept;                                                                 \
+        }                                                                                              \
+    }
+
+GATHER(gather4, uint32_t)
+GATHER(gather8, uint64_t)
+SCATTER(scatter4, uint32_t)
+SCATTER(scatter8, uint64_t)
+
+/* gather(words, bits, dense, width): return how many words are not zero. */
+static PyObject *gather(PyObject *self, PyObject *args) {
+    Buffers b;
+    long width = PyLong_AsLong(PyTuple_GetItem(args, 3));
+    if (PyErr_Occurred() || take(&b, args, 3, 6) < 0) return NULL;
+    Py_ssize_t n = width == 4 || width == 8 ? b.view[0].len / width : -1, kept;
+    if (n < 0 || b.view[1].len != (n + 7) / 8 || b.view[2].len < b.view[0].len)
+        return refuse(&b, "gather: sizes do not fit");
+    if ((uintptr_t)b.view[0].buf % (size_t)width || (uintptr_t)b.view[2].buf % (size_t)width)
+        return refuse(&b, "gather: not aligned");
+    Py_BEGIN_ALLOW_THREADS
+    kept = width == 4 ? gather4(b.view[0].buf, n, b.view[1].buf, b.view[2].buf)
+                      : gather8(b.view[0].buf, n, b.view[1].buf, b.view[2].buf);
+    Py_END_ALLOW_THREADS
+    return finish(&b, kept);
+}
+
+/* scatter(bits, dense, words, width): undo gather; the bits have to say as many as there are, at least one. */
+static PyObject *scatter(PyObject *self, PyObject *args) {
+    Buffers b;
+    long width = PyLong_AsLong(PyTuple_GetItem(args, 3));
+    if (PyErr_Occurred() || take(&b, args, 3, 4) < 0) return NULL;
+    Py_ssize_t n = width == 4 || width == 8 ? b.view[2].len / width : -1;
+    if (n < 0 || b.view[0].len != (n + 7) / 8 || b.view[1].len < width)
+        return refuse(&b, "scatter: sizes do not fit");
+    if ((uintptr_t)b.view[1].buf % (size_t)width || (uintptr_t)b.view[2].buf % (size_t)width)
+        return refuse(&b, "scatter: not aligned");
+    Py_BEGIN_ALLOW_THREADS
+    if (width == 4)
+        scatter4(b.view[0].buf, b.view[1].buf, b.view[1].len / width, n, b.view[2].buf);
+    else
+        scatter8(b.view[0].buf, b.view[1].buf, b.view[1].len / width, n, b.view[2].buf);
+    Py_END_ALLOW_THREADS
+    return finish(&b, n);
+}
+
 static PyMethodDef METHODS[] = {
     {"split", split, METH_VARARGS, NULL},
     {"join", join, METH_VARARGS, NULL},
+    {"references", references, METH_VARARGS, NULL},
     {"pack", pack, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
     {"list_filled", list_filled, METH_VARARGS, NULL},
+    {"gather", gather, METH_VARARGS, NULL},
+    {"scatter", scatter, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,13 +10,14 @@ import math
 
 import numpy as np
 
-from fastcheck_codecs.bitops import SCRATCH, U8, Words, balance, padded_mask, positions
+from fastcheck_codecs import native
+from fastcheck_codecs.bitops import SCRATCH, U8, Bytes, Words, balance, padded_mask, positions
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.planes import get_plane, histogram, order0, pick, put_plane
 from fastcheck_codecs.sections import Sink, Source
 
 #: Words of fewer bytes have too few planes to gain.
-_WIDE = 4
+WIDE = 4
 #: Below this size the bits cost more than they spare.
 _LEAST_COUNT = 1 << 12
 #: One zero in so many words, below which no more is looked at.
@@ -34,7 +35,7 @@ def pay(words: Words, *, signed: bool = False) -> bool:
     signed : bool
         Whether they are differences, whose planes are those of balanced digits.
     """
-    if words.itemsize < _WIDE or words.size < _LEAST_COUNT:
+    if words.itemsize < WIDE or words.size < _LEAST_COUNT:
         return False
     sample = pick(words)
     filled = int(np.count_nonzero(sample))
@@ -65,26 +66,40 @@ def take_out(sink: Sink, words: Words) -> Words:
     NoRoomError
         If the bits do not fit.
     """
-    mask = padded_mask(words.size)
-    np.not_equal(words, 0, out=mask[: words.size])
-    where = positions(mask)
-    put_plane(sink, np.packbits(mask, bitorder="little"))
-    dense: Words = SCRATCH.room("dense", where.size, words.dtype)
-    np.take(words, where, out=dense, mode="clip")
-    return dense
+    bits = np.empty(-(-words.size // 8), U8)
+    dense: Words = SCRATCH.room("dense", words.size, words.dtype)
+    if native.KERNELS:
+        kept = native.KERNELS.gather(words, bits, dense, words.itemsize)
+    else:
+        mask = padded_mask(words.size)
+        np.not_equal(words, 0, out=mask[: words.size])
+        bits[:] = np.packbits(mask, bitorder="little")
+        where = positions(mask)
+        kept = where.size
+        np.take(words, where, out=dense[:kept], mode="clip")
+    put_plane(sink, bits)
+    return dense[:kept]
 
 
-def places(source: Source, count: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Read where the words lie that `take_out` kept, of `count`; at least one.
+def get_bits(source: Source, count: int) -> tuple[Bytes, int]:
+    """Read which of `count` words `take_out` kept, and how many.
 
     Raises
     ------
     CodecError
         If they are none, or lie behind the end.
     """
-    plane = get_plane(source.section(), room=np.empty(-(-count // 8), U8))
-    mask = np.unpackbits(plane, bitorder="little").view(np.bool_)
-    where = positions(mask)
-    if not where.size or where[-1] >= count:
-        raise CodecError(f"damaged block: {where.size} words among holes do not fit {count}")
-    return where
+    bits = get_plane(source.section(), room=np.empty(-(-count // 8), U8))
+    kept = int(np.bitwise_count(bits).sum())
+    if not kept or int(bits[-1]) >> ((count - 1) % 8 + 1):
+        raise CodecError(f"damaged block: {kept} words among holes do not fit {count}")
+    return bits, kept
+
+
+def put_back(bits: Bytes, dense: Words, *, out: Words) -> None:
+    """Undo `take_out`; `dense` has as many words as there are bits."""
+    if native.KERNELS:
+        native.KERNELS.scatter(bits, dense, out, out.itemsize)
+    else:
+        out[:] = 0
+        out[positions(np.unpackbits(bits, bitorder="little").view(np.bool_))] = dense

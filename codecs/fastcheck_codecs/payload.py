@@ -356,12 +356,11 @@ def _decode_block(entry: Entry, stored: Bytes, header: Header, *, out: Words) ->
         if entry.length != out.nbytes:
             raise CodecError(f"damaged block: {entry.length} raw bytes, expected {out.nbytes}")
         out.view(U8)[:] = source.take(entry.length)
-    elif entry.block in _WHOLE:
-        where = holes.places(source, out.size)
-        dense = SCRATCH.room("dense", where.size, out.dtype)
+    elif entry.block in _WHOLE and out.itemsize >= holes.WIDE:
+        bits, kept = holes.get_bits(source, out.size)
+        dense = SCRATCH.room("dense", kept, out.dtype)
         _decode_words(source, _WHOLE[entry.block], entry.residual, header, out=dense)
-        out[:] = 0
-        out[where] = dense
+        holes.put_back(bits, dense, out=out)
     else:
         _decode_words(source, entry.block, entry.residual, header, out=out)
     source.finish()

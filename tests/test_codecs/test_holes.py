@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, holes
-from fastcheck_codecs.header import Block, read_header
+from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, dtypes, holes
+from fastcheck_codecs.header import Block, read_header, write_header
 from fastcheck_codecs.sections import Sink, Source
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +29,12 @@ def test_words_that_are_not_zero_and_their_places_are_restored(filled, width):
     dense = holes.take_out(sink, words)
     np.testing.assert_array_equal(dense, words[mask])
     source = Source(memory[: sink.position])
-    np.testing.assert_array_equal(holes.places(source, mask.size), np.flatnonzero(mask))
+    bits, kept = holes.get_bits(source, mask.size)
     source.finish()
+    assert kept == dense.size
+    out = np.full_like(words, 7)
+    holes.put_back(bits, dense.copy(), out=out)
+    np.testing.assert_array_equal(out, words)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
@@ -80,4 +86,14 @@ def test_places_that_cannot_be_are_refused(bits):
     sink = Sink(memory)
     holes.put_plane(sink, bits)
     with pytest.raises(CodecError, match="words among holes"):
-        holes.places(Source(memory[: sink.position]), 15)
+        holes.get_bits(Source(memory[: sink.position]), 15)
+
+
+@pytest.mark.parametrize(("dtype", "block"), [("uint16", "HOLED_PLANES"), ("uint32", "HOLED_INDEX")])
+def test_block_with_holes_of_words_that_have_none_is_refused(dtype, block):
+    payload = PrefixIndex().encode(with_holes(noise(20_000), 0.2).view("f4"))
+    header = read_header(payload)
+    entries = tuple(replace(entry, block=Block[block]) for entry in header.entries)
+    write_header(payload, replace(header, word_type=dtypes.by_name(dtype), entries=entries))
+    with pytest.raises(CodecError, match=f"damaged header: a {block.removeprefix('HOLED_')}|a {block} block"):
+        PrefixIndex().decode(payload)
