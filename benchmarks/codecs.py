@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from fastcheck_codecs import kernels
 
 from benchmarks import codec_cases, codec_processes, codec_report
 from benchmarks.checkpoints import CACHE, RUNS, Checkpoints, every, find
@@ -115,7 +116,7 @@ def main() -> int:
     one_thread()
     if not arguments.plain_malloc:
         keep_memory()
-    machine = describe() + (", plain malloc" if arguments.plain_malloc else "")
+    machine = describe() + f", kernels: {kernels()}" + (", plain malloc" if arguments.plain_malloc else "")
     console.print(machine)
     if arguments.no_training:
         runs = [found for name in RUNS if (found := find(name, arguments.cache))]

@@ -380,6 +380,45 @@ static PyObject *scatter(PyObject *self, PyObject *args) {
     return finish(&b, n);
 }
 
+#define HALVES(name, type)                                                                             \
+    VECTORIZED static void name(const type *restrict words, Py_ssize_t n, type addend, int shift,      \
+                                uint16_t carry, uint8_t *restrict low, uint8_t *restrict high) {       \
+        for (Py_ssize_t i = 0; i < n; i++) {                                                           \
+            uint16_t pair = (uint16_t)((type)(words[i] + addend) >> shift);                            \
+            low[i] = (uint8_t)pair;                                                                    \
+            high[i] = (uint8_t)((uint16_t)(pair + carry) >> 8);                                        \
+        }                                                                                              \
+    }
+
+HALVES(halves2, uint16_t)
+HALVES(halves4, uint32_t)
+HALVES(halves8, uint64_t)
+
+/* halves(words, low, high, addend, shift, carry): both bytes of the digit of 16 bits that a shift leaves. */
+static PyObject *halves(PyObject *self, PyObject *args) {
+    Buffers b;
+    unsigned long long addend = PyLong_AsUnsignedLongLong(PyTuple_GetItem(args, 3));
+    if (PyErr_Occurred()) return NULL;
+    long shift = PyLong_AsLong(PyTuple_GetItem(args, 4)), carry = PyLong_AsLong(PyTuple_GetItem(args, 5));
+    if (PyErr_Occurred() || take(&b, args, 3, 6) < 0) return NULL;
+    Py_ssize_t n = b.view[1].len, width = n ? b.view[0].len / n : 2;
+    if (b.view[0].len != n * width || b.view[2].len != n || (width != 2 && width != 4 && width != 8) ||
+        shift < 0 || shift >= 8 * width)
+        return refuse(&b, "halves: sizes do not fit");
+    if ((uintptr_t)b.view[0].buf % (size_t)width) return refuse(&b, "halves: not aligned");
+    const void *words = b.view[0].buf;
+    uint8_t *low = b.view[1].buf, *high = b.view[2].buf;
+    Py_BEGIN_ALLOW_THREADS
+    if (width == 2)
+        halves2(words, n, (uint16_t)addend, (int)shift, (uint16_t)carry, low, high);
+    else if (width == 4)
+        halves4(words, n, (uint32_t)addend, (int)shift, (uint16_t)carry, low, high);
+    else
+        halves8(words, n, addend, (int)shift, (uint16_t)carry, low, high);
+    Py_END_ALLOW_THREADS
+    return finish(&b, n);
+}
+
 static PyMethodDef METHODS[] = {
     {"split", split, METH_VARARGS, NULL},
     {"join", join, METH_VARARGS, NULL},
@@ -387,6 +426,7 @@ static PyMethodDef METHODS[] = {
     {"pack", pack, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
     {"list_filled", list_filled, METH_VARARGS, NULL},
+    {"halves", halves, METH_VARARGS, NULL},
     {"gather", gather, METH_VARARGS, NULL},
     {"scatter", scatter, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

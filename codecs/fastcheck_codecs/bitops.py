@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs.compat import ensure_contiguous_ndarray
 
+from fastcheck_codecs import native
 from fastcheck_codecs.errors import CodecError
 
 Bytes = npt.NDArray[np.uint8]
@@ -138,12 +139,29 @@ def take_pair(
     plain : int
         So many of the lowest digits are not balanced in any case.
     """
-    source = words
-    if signed and position > plain:
-        digits = b"\0\0" * plain + b"\0\x80" * (position - plain)
+    source, carries = words, _carries(position, signed=signed, plain=plain)
+    if carries:
         source = SCRATCH.room("spare", words.size, words.dtype)
-        np.add(words, words.dtype.type(int.from_bytes(digits, "little")), out=source)
+        np.add(words, words.dtype.type(carries), out=source)
     shift_cast(source, 16 * position, out=out)
+
+
+def _carries(position: int, *, signed: bool, plain: int) -> int:
+    """Give what has to be added so that lower digits below zero add one to this."""
+    return int.from_bytes(b"\0\0" * plain + b"\0\x80" * (position - plain), "little") if signed else 0
+
+
+def take_halves(
+    words: Words, position: int, *, low: Bytes, high: Bytes, signed: bool = False, plain: int = 0
+) -> None:
+    """Copy the lower and the upper 8 bits of what `take_pair` gives; overwrites ``spare`` and ``pair``."""
+    if native.KERNELS:
+        carries = _carries(position, signed=signed, plain=plain)
+        native.KERNELS.halves(words, low, high, carries, 16 * position, 0x80 * signed)
+    else:
+        pair = SCRATCH.room("pair", words.size, U16)
+        take_pair(words, position, out=pair, signed=signed, plain=plain)
+        split_pair(pair, low=low, high=high, signed=signed)
 
 
 def shift_cast(words: Words, count: int, *, out: Words) -> None:

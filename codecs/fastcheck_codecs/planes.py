@@ -17,7 +17,7 @@ from fastcheck_codecs.bitops import (
     balance,
     give_pair,
     join_pair,
-    split_pair,
+    take_halves,
     take_pair,
     widen,
 )
@@ -232,12 +232,11 @@ def put_halves(
     pair: npt.NDArray[np.uint16],
     traits: Sequence[Traits] | None = None,
     *,
-    signed: bool = False,
     width: int = 2,
 ) -> None:
     """Write 16-bit values as two byte planes, the lower first; `pair` is destroyed."""
     low, high = SCRATCH.room("low", pair.size), SCRATCH.room("high", pair.size)
-    split_pair(pair, low=low, high=high, signed=signed)
+    take_halves(pair, 0, low=low, high=high)
     put_plane(sink, low, traits[0] if traits else None, width=width)
     put_plane(sink, high, traits[1] if traits else None, width=width)
 
@@ -311,9 +310,10 @@ def put_pairs(
             section = sink.section(Mode.PLAIN if free else Mode.PAIR, 2 * words.size)
             take_pair(words, position, out=section.view(U16), signed=signed, plain=plain)
         else:
-            pair = SCRATCH.room("pair", words.size, U16)
-            take_pair(words, position, out=pair, signed=signed, plain=plain)
-            put_halves(sink, pair, both, signed=signed, width=width)
+            low, high = SCRATCH.room("low", words.size), SCRATCH.room("high", words.size)
+            take_halves(words, position, low=low, high=high, signed=signed, plain=plain)
+            put_plane(sink, low, both[0], width=width)
+            put_plane(sink, high, both[1], width=width)
 
 
 def get_planes(source: Source, *, out: Words, signed: bool = False) -> None:

@@ -131,6 +131,8 @@ def test_damage_is_the_same_error_or_the_same_bytes(compiled, seed, dtype):
         ("unpack", (49, 100, 100)),
         ("list_filled", (100, 10, 9)),
         ("references", (1024, 2)),
+        ("halves", (12, 4, 4)),
+        ("halves", (16, 4, 3)),
         ("gather", (32, 2, 32)),
         ("gather", (32, 1, 31)),
         ("scatter", (2, 32, 32)),
@@ -138,9 +140,14 @@ def test_damage_is_the_same_error_or_the_same_bytes(compiled, seed, dtype):
     ],
 )
 def test_kernels_refuse_sizes_that_do_not_fit(compiled, name, sizes):
-    numbers = {"references": (11, 5), "pack": (0, 4), "unpack": (0, 4), "gather": (4,), "scatter": (4,)}.get(
-        name, ()
-    )
+    numbers = {
+        "references": (11, 5),
+        "halves": (0, 0, 0),
+        "pack": (0, 4),
+        "unpack": (0, 4),
+        "gather": (4,),
+        "scatter": (4,),
+    }.get(name, ())
     with pytest.raises(ValueError, match=f"{name}: sizes do not fit"):
         getattr(compiled, name)(*(np.zeros(size, "u1") for size in sizes), *numbers)
 
