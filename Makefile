@@ -44,4 +44,4 @@ $(BENCH_STAMP): $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info codecs/fastcheck_codecs/_kernels*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
