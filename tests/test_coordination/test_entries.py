@@ -323,7 +323,7 @@ def test_process_paused_loses_its_session_and_knows_when_it_wakes(
 def test_close_then_use_says_closed_and_wakes_those_who_wait(coordinator, entries, others):
     watch = entries.watch("a")
     told = []
-    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)))
+    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)), daemon=True)
     waiter.start()
     coordinator.close()
     waiter.join(20.0)
@@ -421,7 +421,7 @@ def test_watch_what_is_not_there_its_coming_and_names_are_told(entries, others):
 def test_watch_closed_by_another_thread_returns(entries):
     watch = entries.watch("a")
     told = []
-    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)))
+    waiter = threading.Thread(target=lambda: told.append(watch.wait(None)), daemon=True)
     waiter.start()
     watch.close()
     waiter.join(20.0)

@@ -148,6 +148,28 @@ def test_session_lost_first_call_is_in_the_next_one(coordinator, other, expire):
     assert other.entries.get_many("a", "b") == [None, Entry(b"", 0, entries.session)]
 
 
+def test_session_removed_by_who_cannot_see_the_process_is_lost_too(path, coordinator, other, node):
+    # Somebody in another container took this process for dead.
+    coordinator.register(node("a"))
+    before = coordinator.entries.session
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM sessions")
+    assert other.nodes() == ()
+    beat(coordinator)
+    assert coordinator.entries.session != before
+    assert other.nodes() == (node("a"),)
+
+
+def test_session_lost_without_entries_those_who_watch_are_told(coordinator, expire, node):
+    coordinator.register(node("a"))
+    watch = coordinator.entries.watch("a")
+    assert watch.wait(0.0) is False
+    expire(coordinator)
+    beat(coordinator)
+    assert watch.wait(0.0) is True
+    watch.close()
+
+
 def test_change_refused_session_is_as_before(path, coordinator):
     entries = coordinator.entries
     with pytest.raises(EntryConflictError):

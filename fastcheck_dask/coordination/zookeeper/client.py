@@ -278,10 +278,10 @@ class Session:
             return AllAnswers([transaction.commit_async(), *reads(client)])
 
         checked, *found = self.repeat(what, start, deadline=deadline)
+        if isinstance(checked[0], NoNodeError):
+            raise CoordinationError(f"ZooKeeper at {self.hosts} has no {fence}: was it emptied?")
         if isinstance(checked[0], Exception):
-            raise CoordinationError(
-                f"ZooKeeper at {self.hosts} refused {what}: {fence}: {checked[0]!r}; was it emptied?"
-            )
+            raise self._refusal(what, checked[0])
         return list(found)
 
     def children(self, path: str, *, deadline: Deadline) -> list[str] | None:
