@@ -112,7 +112,8 @@ class Recorder:
         session, alive = entries.session, time.monotonic()
         for number in itertools.count(1):
             if self.stopping.wait(0.02):
-                return
+                # The state goes with the session that is closed next.
+                return self.note(name, Event("write", None, time.monotonic()))
             called = time.monotonic()
             returned = float("inf")
             with contextlib.suppress(CoordinationError):
