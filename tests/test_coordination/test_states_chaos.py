@@ -113,7 +113,8 @@ class Recorder:
         for number in itertools.count(1):
             if self.stopping.wait(0.02):
                 # The state goes with the session that is closed next.
-                return self.note(name, Event("write", None, time.monotonic()))
+                self.note(name, Event("write", None, time.monotonic()))
+                return
             called = time.monotonic()
             returned = float("inf")
             with contextlib.suppress(CoordinationError):
