@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastcheck_dask.agent import node_states
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.service import RunConfig, SaveService
+from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import NodeInfo
+from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
 from fastcheck_dask.coordination.states import NodeState
 from fastcheck_dask.errors import NoMasterError
 
@@ -92,3 +96,32 @@ def test_answer_that_takes_too_long_is_not_waited_for(
     assert reader.calls == 1
     reader.held.set()
     states.close()
+
+
+def test_service_places_nothing_on_a_node_that_drains(reader: Reader, tmp_path: Path) -> None:
+    coordinator = EmbeddedCoordinator(tmp_path / "c.db")
+    for node in NODES:
+        coordinator.register(node)
+    claim = coordinator.claim("run", "test")
+    config = RunConfig(
+        run="run",
+        location=str(tmp_path / "objects"),
+        coordinator_url="",
+        peers=True,
+        wanted_shards=None,
+        settings=settings(local_dir=str(tmp_path / "shm"), encoders=1),
+    )
+    reader.states = {"a": NodeState("draining", 1, 2), "b": NodeState("available", 1, 2)}
+    service = SaveService(config, coordinator, claim, lambda _: None, states=NodeStates(reader))  # type: ignore[arg-type]
+
+    async def place() -> list[str]:
+        try:
+            choice = await service._choose(None, set(), None)
+            return [node.name for node in choice.nodes]
+        finally:
+            await service.close()
+
+    try:
+        assert sorted(asyncio.run(place())) == ["b", "c"]
+    finally:
+        coordinator.close()
