@@ -31,8 +31,9 @@ from fastcheck_dask.errors import SessionLostError
 
 EPOCH: Final = "epoch"
 CANDIDATES: Final = "candidates"
-#: How long a candidate waits before it looks again though nothing was told.
-LOOK_SECONDS: Final = 2.0
+#: How long a candidate waits before it looks again though nothing was told: seldom, for each look costs the
+#: coordinator a few reads through its quorum, and many candidates may stand.
+LOOK_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,9 @@ class Leadership:
         self._entries, self._session = entries, office.session
         self._times, self._clock = times, clock
         self._over = threading.Event()
+        self._began = clock.now()
         #: When each part of the service gave its last sign of life.
-        self._heard = {"": clock.now()}
+        self._heard: dict[str, float] = {}
         #: Not in force before the coordinator confirmed it: time may have passed since it was won.
         self._confirmed = -math.inf
 
@@ -90,7 +91,8 @@ class Leadership:
     @property
     def is_served(self) -> bool:
         """Whether every part of the service gave a sign of life lately."""
-        return self._clock.now() - min(self._heard.copy().values()) <= self._times.watchdog_seconds
+        heard = min(self._heard.copy().values(), default=self._began)
+        return self._clock.now() - heard <= self._times.watchdog_seconds
 
     def apply(self, *changes: Change) -> None:
         """Make changes that are refused if there is another master; see `Entries.apply`.

@@ -177,10 +177,8 @@ class StateWorld:
             task = task.told(f"s{self.session}")
         if task.want is not None:
             return replace(self, updater=task)
-        if task.error is not None:
-            # The caller tries again: once more the same update, as far as the bounds allow.
-            return replace(self, updater=None)
-        return replace(self, updater=None, number=task.result.number)
+        # After an error, too: the caller goes on with its next state.
+        return replace(self, updater=None)
 
     # ---- the reader
 

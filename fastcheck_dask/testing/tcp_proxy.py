@@ -16,7 +16,7 @@ class TcpProxy:
     """Forwards connections to a server of this machine; any thread may call.
 
     While it is pulled, connections stay open and new ones are accepted, and nothing is carried: neither side
-    is told anything. When it is plugged in again, the connections of that time are closed.
+    is told anything. When it is plugged in again, those that were open before are closed.
 
     Parameters
     ----------

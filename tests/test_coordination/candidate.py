@@ -1,6 +1,7 @@
 """A process that stands for election and, while it leads, writes its fencing token again and again.
 
-Says ``leads TOKEN`` and ``over TOKEN``. On stdin: ``fail`` has its service end with an error, ``hang`` stop.
+Says ``leads TOKEN SINCE``, ``idle TOKEN SINCE`` when it has to stop acting, and ``over TOKEN``. On stdin:
+``fail`` has its service end with an error, ``hang`` has it stop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 
 from fastcheck_dask.coordination import connect
 from fastcheck_dask.coordination.election import Election, ElectionTimes, Leadership
@@ -22,7 +24,8 @@ class Service:
         self.failing, self.hanging = threading.Event(), threading.Event()
 
     def __call__(self, leadership: Leadership) -> None:
-        say(f"leads {leadership.fencing_token}")
+        say(f"leads {leadership.fencing_token} {time.monotonic()}")
+        acted = False
         try:
             while leadership.wait(TICK_SECONDS):
                 if self.failing.is_set():
@@ -31,7 +34,11 @@ class Service:
                 if self.hanging.is_set():
                     threading.Event().wait()
                 if leadership.in_force:
+                    acted = True
                     act(leadership)
+                elif acted:
+                    acted = False
+                    say(f"idle {leadership.fencing_token} {time.monotonic()}")
         finally:
             say(f"over {leadership.fencing_token}")
 

@@ -72,7 +72,7 @@ def test_standing_of_nobody_is_none(value):
     ids=str,
 )
 def test_election_every_order_one_master_acts_and_somebody_can_lead(bounds, who):
-    found = explore(ElectionWorld.start(bounds, candidates=who), seconds=120)
+    found = explore(ElectionWorld.start(bounds, candidates=who), seconds=110)
     assert not found.fault, str(found)
     assert found.complete, str(found)
 

@@ -77,3 +77,13 @@ def test_served_needs_a_sign_of_life_of_every_part(leadership, clock):
     leadership.wait(0.0, "states")
     leadership.wait(0.0)
     assert not leadership.is_served
+
+
+def test_served_by_one_named_part_is_enough_and_by_none_is_not(leadership, clock):
+    clock.advance(4.0)
+    assert leadership.is_served
+    leadership.wait(0.0, "states")
+    clock.advance(4.0)
+    assert leadership.is_served
+    clock.advance(2.0)
+    assert not leadership.is_served

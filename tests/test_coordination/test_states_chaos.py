@@ -112,6 +112,8 @@ class Recorder:
         session, alive = entries.session, time.monotonic()
         for number in itertools.count(1):
             if self.stopping.wait(0.02):
+                # The state goes with the session that is closed next.
+                self.note(name, Event("write", None, time.monotonic()))
                 return
             called = time.monotonic()
             returned = float("inf")

@@ -41,7 +41,7 @@ def reader_is_answered(world):
     ids=str,
 )
 def test_read_every_order_is_never_old_and_never_waits_for_ever(bounds):
-    found = explore(StateWorld.start(bounds), goal=reader_is_answered)
+    found = explore(StateWorld.start(bounds), goal=reader_is_answered, seconds=110)
     assert not found.fault, str(found)
     assert found.complete, str(found)
 

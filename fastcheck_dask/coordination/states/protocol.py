@@ -35,8 +35,6 @@ class Written:
     """A state that was written."""
 
     version: int
-    #: Number of the last operation that was begun.
-    number: int
     #: With which it goes.
     session: str
 
@@ -60,7 +58,7 @@ def update(node: str, value: bytes, number: int) -> Steps[Written]:
     value : bytes
         The new one.
     number : int
-        Of the last operation that this node began; those of an update follow.
+        Greater than that of any operation that this session began before; those of the update follow.
     """
     tried: tuple[bytes, ...] = ()
     begun: Begun | None = None
@@ -71,7 +69,7 @@ def update(node: str, value: bytes, number: int) -> Steps[Written]:
         if begun is not None and version is not None and state is not None and version.value in tried:
             # It had taken effect, and the answer was lost; so whatever was begun after it never will.
             yield from _end(begun, version.version)
-            return Written(version.version, number, state.session)
+            return Written(version.version, state.session)
         if state is not None and state.session != session:
             # Of another process of this name, or of our own last session: it goes with that.
             yield Pause(RETRY_SECONDS)
@@ -92,7 +90,7 @@ def update(node: str, value: bytes, number: int) -> Steps[Written]:
             continue
         written = 0 if version is None else version.version + 1
         yield from _end(begun, written)
-        return Written(written, number, session)
+        return Written(written, session)
 
 
 def _writes(

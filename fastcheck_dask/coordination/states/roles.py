@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.entries import Entries
@@ -33,7 +34,6 @@ class StateUpdater:
         self._node = check_name(node, "a storage node")
         self._entries, self._link = entries, link
         self._last: tuple[NodeState, Written] | None = None
-        self._number = 0
 
     def needs(self, state: NodeState) -> bool:
         """Say whether a state has to be published: it is new, or the last one went with its session."""
@@ -54,23 +54,17 @@ class StateUpdater:
         CoordinationError
             If it was not known to be published by the deadline; it may be later.
         """
-        # An attempt that is given up has used numbers; none may come twice in a session.
-        number, self._number = self._number, self._number + _NUMBERS
         self._last = None
         written = perform(
-            update(self._node, state.to_bytes(), number),
+            # Nanoseconds: no number comes twice in a session, also after attempts that were given up.
+            update(self._node, state.to_bytes(), time.monotonic_ns()),
             self._entries,
             link=self._link,
             deadline=deadline,
             stopping=stopping,
         )
-        self._number = written.number
         self._last = state, written
         return written.version
-
-
-#: More than one update can try.
-_NUMBERS = 2**20
 
 
 class StateReader:

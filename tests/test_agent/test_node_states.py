@@ -1,0 +1,127 @@
+"""Placement by the states that a master knows, and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastcheck_dask.agent import node_states
+from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.service import RunConfig, SaveService
+from fastcheck_dask.config import settings
+from fastcheck_dask.coordination.base import NodeInfo
+from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.coordination.states import NodeState
+from fastcheck_dask.errors import NoMasterError
+
+NODES = tuple(NodeInfo(name, "fcs://h:1", "r", "h", 100) for name in "abc")
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Reader:
+    """Gives what it was told to."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, NodeState] = {}
+        self.error: Exception | None = None
+        self.held = threading.Event()
+        self.held.set()
+        self.calls = 0
+
+    def read(self, *, deadline: Any = None) -> dict[str, NodeState]:
+        self.calls += 1
+        assert self.held.wait(20)
+        if self.error is not None:
+            raise self.error
+        return self.states
+
+
+def placed(states: NodeStates) -> tuple[NodeInfo, ...]:
+    return asyncio.run(states.of(NODES))
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+def made(reader: Any, clock: Any) -> NodeStates:
+    return NodeStates(reader, clock=clock)
+
+
+def test_states_are_those_of_the_master_and_else_of_the_registry(reader: Reader) -> None:
+    states = made(reader, Hand())
+    reader.states = {"a": NodeState("draining", 1, 2), "z": NodeState("available", 1, 2)}
+    assert placed(states) == (replace(NODES[0], state="draining"), *NODES[1:])
+    states.close()
+
+
+def test_no_master_is_done_without_and_not_asked_again_at_once(reader: Reader) -> None:
+    clock = Hand()
+    states = made(reader, clock)
+    reader.error = NoMasterError("x", "", "")
+    assert placed(states) == placed(states) == NODES
+    assert reader.calls == 1
+    clock.time += node_states.BACK_OFF_SECONDS
+    reader.error, reader.states = None, {"b": NodeState("draining", 1, 2)}
+    assert placed(states)[1].state == "draining"
+    states.close()
+
+
+def test_answer_that_takes_too_long_is_not_waited_for(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_states, "WAIT_SECONDS", 0.01)
+    clock = Hand()
+    states = made(reader, clock)
+    reader.held.clear()
+    assert placed(states) == NODES
+    clock.time += node_states.BACK_OFF_SECONDS
+    # Still in flight: no second question behind it.
+    assert placed(states) == NODES
+    assert reader.calls == 1
+    reader.held.set()
+    states.close()
+
+
+def test_service_places_nothing_on_a_node_that_drains(reader: Reader, tmp_path: Path) -> None:
+    coordinator = EmbeddedCoordinator(tmp_path / "c.db")
+    for node in NODES:
+        coordinator.register(node)
+    claim = coordinator.claim("run", "test")
+    config = RunConfig(
+        run="run",
+        location=str(tmp_path / "objects"),
+        coordinator_url="",
+        peers=True,
+        wanted_shards=None,
+        settings=settings(local_dir=str(tmp_path / "shm"), encoders=1),
+    )
+    reader.states = {"a": NodeState("draining", 1, 2), "b": NodeState("available", 1, 2)}
+    service = SaveService(config, coordinator, claim, lambda _: None, states=NodeStates(reader))  # type: ignore[arg-type]
+
+    async def place() -> list[str]:
+        try:
+            choice = await service._choose(None, set(), None)
+            return [node.name for node in choice.nodes]
+        finally:
+            await service.close()
+
+    try:
+        assert sorted(asyncio.run(place())) == ["b", "c"]
+    finally:
+        coordinator.close()
