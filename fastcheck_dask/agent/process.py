@@ -165,6 +165,7 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         peers=start["peers"],
         wanted_shards=start["wanted_shards"],
         settings=Settings(**start["settings"]),
+        takeover=start["takeover"],
     )
     outbox = _Outbox(channel)
     logging.getLogger("fastcheck_dask").addHandler(outbox)
@@ -186,6 +187,7 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
             config.run,
             start["owner"],
             wait_seconds=config.settings.session_seconds * 1.5,
+            takeover=config.takeover,
         )
         service = SaveService(config, coordinator, claim, outbox.post, states=_states(config, coordinator))
         try:

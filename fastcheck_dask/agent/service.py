@@ -67,6 +67,8 @@ class RunConfig:
     #: Data shards if they were given explicitly.
     wanted_shards: int | None
     settings: Settings
+    #: Whether the run was taken from an owner that may be alive, and at work on its last save.
+    takeover: bool = False
 
 
 class SaveService:
@@ -110,6 +112,9 @@ class SaveService:
         self._newest_written: int | None = None
         #: The run's commits when the coordinator was last asked, and ours since; oldest first.
         self._known: tuple[CommitRecord, ...] = ()
+        #: Generations left out before the next one. Without storage nodes a fenced owner may still write the
+        #: directory that follows the newest one it knew: it is not written by two at once.
+        self._left_out = 1 if config.takeover else 0
 
     async def start(self, keep: int | None = None) -> list[int]:
         """Start the encoders and find out what the slots hold; return the numbers of the free ones.
@@ -216,8 +221,13 @@ class SaveService:
         )
 
     async def _save(self, snapshot: Snapshot, slot: Slot) -> Saved:
+        # First: what is in doubt of the save before is decided by this.
+        decided = await asyncio.to_thread(self._coordinator.newest_decided, self._config.run)
         latest = await asyncio.to_thread(self._coordinator.latest, self._config.run)
-        generation = 1 + await asyncio.to_thread(self._newest_generation, latest)
+        generation = 1 + await asyncio.to_thread(self._newest_generation, decided) + self._left_out
+        # After the number was found: an owner that takes the run from now on finds a greater one.
+        await asyncio.to_thread(self._claim.check)
+        self._left_out = 0
         base = self._slots.base
         if base is not None and (latest is None or base.manifest.token != latest.token):
             self._slots.rebase(None, None)
@@ -256,7 +266,7 @@ class SaveService:
             f"the last one failed with: {cause}"
         ) from cause
 
-    def _newest_generation(self, latest: CommitRecord | None) -> int:
+    def _newest_generation(self, decided: int) -> int:
         """Return the highest known generation: object tier and slots outlive a lost coordinator.
 
         A number that is used twice would let an older state in another tier pass for the newest.
@@ -264,9 +274,7 @@ class SaveService:
         if self._newest_written is None:
             # Not for every save: each marker is a file to read, and this agent alone writes more of them.
             self._newest_written = max((m.generation for m in self._folder.committed()), default=0)
-        return max(
-            [self._newest_written, *self._slots.generations(), *([latest.generation] if latest else [])]
-        )
+        return max(self._newest_written, decided, *self._slots.generations(), 0)
 
     async def _choose(
         self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None

@@ -2,8 +2,10 @@
 
 from fastcheck_dask.coordination.access import Access
 from fastcheck_dask.coordination.base import (
+    Abort,
     CommitRecord,
     Coordinator,
+    Decision,
     Health,
     NodeInfo,
     Registration,
@@ -12,9 +14,11 @@ from fastcheck_dask.coordination.base import (
 from fastcheck_dask.coordination.connect import connect
 
 __all__ = [
+    "Abort",
     "Access",
     "CommitRecord",
     "Coordinator",
+    "Decision",
     "Health",
     "NodeInfo",
     "Registration",

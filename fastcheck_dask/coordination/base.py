@@ -103,6 +103,37 @@ class Health:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class Abort:
+    """The decision that a generation will never be committed."""
+
+    run: str
+    generation: int
+    #: By which who aborted recognises its own write.
+    token: str
+    #: Who aborted, and why.
+    reason: str
+
+    def to_bytes(self) -> bytes:
+        """Return the decision as canonical JSON."""
+        return json.dumps({"abort": asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
+
+
+#: What became of a generation; it is decided once.
+Decision = CommitRecord | Abort
+
+
+def read_decision(data: bytes) -> Decision:
+    """Undo `to_bytes` of either decision; raise `UnknownFormatError` if it is none."""
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict) and "abort" in found:
+            return Abort(**found["abort"])
+    except (ValueError, TypeError) as error:
+        raise UnknownFormatError(f"decision of {len(data)} bytes cannot be read: {error}") from error
+    return CommitRecord.from_bytes(data)
+
+
 class Registration(Protocol):
     """A node's place in the registry; it ends with the process that made it, or when closed."""
 
@@ -133,6 +164,10 @@ class RunClaim(Protocol):
     #: coordinator that lost its data and counts anew.
     order: int
 
+    def check(self) -> None:
+        """Ask whether the run is still owned; `FencedError` says who claimed it since."""
+        ...
+
     def close(self) -> None:
         """Give the run back. Idempotent."""
         ...
@@ -158,8 +193,11 @@ class Coordinator(Protocol):
         """Return the live storage nodes, sorted by name."""
         ...
 
-    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
-        """Own a run; `RunInUseError` names the present owner when it is still there after `wait_seconds`."""
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0, takeover: bool = False) -> RunClaim:
+        """Own a run; `RunInUseError` names the present owner when it is still there after `wait_seconds`.
+
+        With `takeover` the run is claimed at once, whoever owns it: that owner's claim is no longer in force.
+        """
         ...
 
     def owner(self, run: str) -> str | None:
@@ -174,10 +212,23 @@ class Coordinator(Protocol):
         """Publish a generation: the decision and ``latest`` in one transaction, first writer wins.
 
         Committing again with the token that won returns the stored record. `CommitConflictError` when the
-        generation was decided with another token, or is not greater than the latest; `FencedError` when the
-        claim is no longer in force. (An author commits latest + 1; a coordinator that lost its data may be
-        told of a later one first, because the object tier knew it.)
+        generation was decided with another token, was aborted (it says by whom and why), or is not greater
+        than the latest; `FencedError` when the claim is no longer in force. (An author commits the newest
+        decided + 1; a coordinator that lost its data may be told of a later one first, because the object
+        tier knew it.)
         """
+        ...
+
+    def abort(self, run: str, generation: int, *, token: str, reason: str) -> Decision:
+        """Decide that a generation will not be committed, unless it is decided already; return what holds.
+
+        For a resolver of a save whose author is gone, or for the author: nobody has to own the run. `reason`
+        says who aborts and why.
+        """
+        ...
+
+    def newest_decided(self, run: str) -> int:
+        """Return the greatest generation that was committed or aborted, 0 if there is none."""
         ...
 
     def mark_persisted(self, run: str, generation: int, token: str) -> None:

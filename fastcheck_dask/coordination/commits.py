@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastcheck_dask.coordination.base import CommitRecord, RunClaim
+from fastcheck_dask.coordination.base import Abort, CommitRecord, Decision, RunClaim, read_decision
 from fastcheck_dask.errors import (
     CommitConflictError,
     ConfigError,
     CoordinationError,
     FencedError,
+    RunInUseError,
     UnknownFormatError,
 )
 from fastcheck_dask.ids import check_name
@@ -39,29 +40,61 @@ def check_commit(record: CommitRecord, claim: RunClaim) -> bytes:
     CoordinationError
         If the record is too large.
     """
-    check_name(record.run, "run")
-    if type(record.generation) is not int or not 0 <= record.generation <= MAX_GENERATION:
-        raise ConfigError(f"generation must be an int from 0 to {MAX_GENERATION}; got {record.generation!r}")
-    if not record.token:
-        raise ConfigError(f"commit of generation {record.generation} of run {record.run} has an empty token")
+    _check_identity(record)
     if claim.run != record.run:
         raise ConfigError(f"the claim is of run {claim.run}, the commit of run {record.run}")
     return bounded(record.to_bytes(), f"commit record of generation {record.generation} of run {record.run}")
 
 
-def read_record(data: bytes, *, run: str, generation: int) -> CommitRecord:
-    """Parse a stored record; raise `UnknownFormatError` if it is not the one that its place says."""
-    record = CommitRecord.from_bytes(data)
-    if (record.run, record.generation) != (run, generation):
+def check_abort(abort: Abort) -> bytes:
+    """Check what can be checked of an abort without asking anybody, and return its bytes.
+
+    Raises
+    ------
+    ConfigError
+        If the run, the generation or the token is not one.
+    CoordinationError
+        If the reason is too long.
+    """
+    _check_identity(abort)
+    return bounded(abort.to_bytes(), f"abort of generation {abort.generation} of run {abort.run}")
+
+
+def _check_identity(decision: Decision) -> None:
+    check_name(decision.run, "run")
+    generation = decision.generation
+    if type(generation) is not int or not 0 <= generation <= MAX_GENERATION:
+        raise ConfigError(f"generation must be an int from 0 to {MAX_GENERATION}; got {generation!r}")
+    if not decision.token:
+        raise ConfigError(f"the decision of generation {generation} of run {decision.run} has an empty token")
+
+
+def read_stored(data: bytes, *, run: str, generation: int) -> Decision:
+    """Parse a stored decision; raise `UnknownFormatError` if it is not the one that its place says."""
+    found = read_decision(data)
+    if (found.run, found.generation) != (run, generation):
         raise UnknownFormatError(
-            f"the entry of generation {generation} of run {run} holds generation {record.generation!r} "
-            f"of run {record.run!r}"
+            f"the entry of generation {generation} of run {run} holds generation {found.generation!r} "
+            f"of run {found.run!r}"
         )
-    return record
+    return found
+
+
+def read_record(data: bytes, *, run: str, generation: int) -> CommitRecord:
+    """Parse what is stored of a committed generation, as :func:`read_stored`."""
+    found = read_stored(data, run=run, generation=generation)
+    if isinstance(found, Abort):
+        raise UnknownFormatError(f"generation {generation} of run {run} was aborted ({found.reason})")
+    return found
 
 
 def judge(
-    record: CommitRecord, *, stored: CommitRecord | None, latest: int | None, in_force: bool
+    record: CommitRecord,
+    *,
+    stored: Decision | None,
+    latest: int | None,
+    in_force: bool,
+    owner: str = "",
 ) -> CommitRecord | None:
     """Say what becomes of a commit: None to write it, or the stored record when it was written before.
 
@@ -69,12 +102,14 @@ def judge(
     ----------
     record : CommitRecord
         What its author wants to publish.
-    stored : CommitRecord or None
+    stored : CommitRecord, Abort or None
         What the coordinator holds for that generation.
     latest : int or None
         The newest committed generation of the run.
     in_force : bool
         Whether the author's claim still holds.
+    owner : str
+        Who has the run if it does not, as far as is known.
 
     Raises
     ------
@@ -82,12 +117,16 @@ def judge(
         If the claim no longer holds. An author that was fenced after its write took effect is still told
         that it did.
     CommitConflictError
-        If somebody else decided the generation, or a later one.
+        If somebody else decided the generation, or it was aborted, or a later one is committed.
     """
+    if isinstance(stored, Abort):
+        raise CommitConflictError(
+            f"generation {record.generation} of run {record.run} was aborted: {stored.reason}; save again"
+        )
     if stored is not None and stored.token == record.token:
         return stored
     if not in_force:
-        raise fenced(record.run)
+        raise fenced(record.run, owner)
     if stored is not None:
         raise CommitConflictError(
             f"generation {record.generation} of run {record.run} was decided already: it is {stored.tag!r}, "
@@ -100,9 +139,18 @@ def judge(
     return None
 
 
-def fenced(run: str) -> FencedError:
-    """Return the error of an owner that is none any more."""
-    return FencedError(f"run {run} is no longer owned here: it was claimed by another process, or given back")
+def fenced(run: str, owner: str = "") -> FencedError:
+    """Return the error of an owner that is none any more; `owner` has the run now, if that is known."""
+    what = f"it was taken over by {owner!r}" if owner else "it was claimed by another process, or given back"
+    return FencedError(f"run {run} is no longer owned here: {what}; stop saving it")
+
+
+def in_use(run: str, owner: str) -> RunInUseError:
+    """Return the error of who claims a run that has an owner."""
+    return RunInUseError(
+        f"run {run} is owned by {owner}, which is alive (or was a moment ago); close it, use another "
+        "directory, or take the run from it with takeover=True"
+    )
 
 
 def conflicting_mark(run: str, generation: int) -> CommitConflictError:

@@ -12,7 +12,9 @@ from typing import Final
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Deadline
 from fastcheck_dask.coordination.base import (
+    Abort,
     CommitRecord,
+    Decision,
     Health,
     HealthState,
     NodeInfo,
@@ -21,15 +23,19 @@ from fastcheck_dask.coordination.base import (
 )
 from fastcheck_dask.coordination.commits import (
     bounded,
+    check_abort,
     check_commit,
     conflicting_mark,
+    fenced,
+    in_use,
     judge,
     read_record,
+    read_stored,
 )
 from fastcheck_dask.coordination.sqlite_entries import SqliteEntries
 from fastcheck_dask.coordination.sqlite_file import SCHEMA_VERSION, SqliteFile
 from fastcheck_dask.coordination.sqlite_sessions import FileSession, live_sessions
-from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, RunInUseError, SessionLostError
+from fastcheck_dask.errors import ClosedError, ConfigError, CoordinationError, SessionLostError
 from fastcheck_dask.ids import check_name
 
 logger = logging.getLogger(__name__)
@@ -112,19 +118,17 @@ class EmbeddedCoordinator:
             rows = connection.execute("SELECT session, info FROM nodes ORDER BY name").fetchall()
         return tuple(NodeInfo.from_bytes(info) for session, info in rows if session in live)
 
-    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0, takeover: bool = False) -> RunClaim:
         """Own a run; see `Coordinator`."""
         check_name(run, "run")
         deadline = Deadline.after(wait_seconds)
         while True:
             self._session.check_usable()
-            taken = self._try_claim(run, owner)
+            taken = self._try_claim(run, owner, takeover=takeover)
             if isinstance(taken, int):
                 return EmbeddedClaim(self, run, taken)
             if deadline.passed:
-                raise RunInUseError(
-                    f"run {run} is owned by {taken}, which is alive; close it first, or use another directory"
-                )
+                raise in_use(run, taken)
             self._pause.wait(min(_POLL_SECONDS, deadline.left() or 0.0))
 
     def owner(self, run: str) -> str | None:
@@ -153,11 +157,13 @@ class EmbeddedCoordinator:
             latest = connection.execute(
                 "SELECT max(generation) FROM commits WHERE run = ?", (record.run,)
             ).fetchone()[0]
+            owner = self._owner_instead(connection, claim)
             stored = judge(
                 record,
-                stored=_stored(connection, record.run, record.generation),
+                stored=_decided(connection, record.run, record.generation),
                 latest=latest,
-                in_force=self._in_force(connection, claim),
+                in_force=owner is None,
+                owner=owner or "",
             )
             if stored is not None:
                 return stored
@@ -167,14 +173,40 @@ class EmbeddedCoordinator:
             )
         return record
 
+    def abort(self, run: str, generation: int, *, token: str, reason: str) -> Decision:
+        """Decide that a generation will not be committed; see `Coordinator`."""
+        self._session.check_usable()
+        wanted = Abort(run, generation, token, reason)
+        data = check_abort(wanted)
+        with self._file.transaction(write=True) as connection:
+            found = _decided(connection, run, generation)
+            if found is None:
+                connection.execute(
+                    "INSERT INTO aborts (run, generation, abort) VALUES (?,?,?)", (run, generation, data)
+                )
+        return wanted if found is None else found
+
+    def newest_decided(self, run: str) -> int:
+        """Return the greatest generation that was committed or aborted, 0 if there is none."""
+        self._session.check_usable()
+        with self._file.transaction(write=False) as connection:
+            found = [
+                connection.execute(
+                    f"SELECT max(generation) FROM {table} WHERE run = ?",  # noqa: S608
+                    (run,),
+                ).fetchone()[0]
+                for table in ("commits", "aborts")
+            ]
+        return max(generation or 0 for generation in found)
+
     def mark_persisted(self, run: str, generation: int, token: str) -> None:
         """Note that the object tier has a generation; see `Coordinator`."""
         self._session.check_usable()
         with self._file.transaction(write=True) as connection:
-            stored = _stored(connection, run, generation)
-            if stored is None:
+            found = _decided(connection, run, generation)
+            if found is None:
                 return
-            if stored.token != token:
+            if isinstance(found, Abort) or found.token != token:
                 raise conflicting_mark(run, generation)
             connection.execute(
                 "UPDATE commits SET persisted = 1 WHERE run = ? AND generation = ?", (run, generation)
@@ -250,12 +282,20 @@ class EmbeddedCoordinator:
             with self._file.transaction(write=True) as connection:
                 connection.execute("DELETE FROM claims WHERE run = ? AND fence = ?", (run, fence))
 
-    def _try_claim(self, run: str, owner: str) -> int | str:
+    def check_claim(self, claim: EmbeddedClaim) -> None:
+        """Raise `FencedError` unless a claim of this session is in force; for the claim itself."""
+        self._session.check_usable()
+        with self._file.transaction(write=False) as connection:
+            owner = self._owner_instead(connection, claim)
+        if owner is not None:
+            raise fenced(claim.run, owner)
+
+    def _try_claim(self, run: str, owner: str, *, takeover: bool) -> int | str:
         """Return the fencing token, or the words for who owns the run."""
         with self._session.transaction() as (connection, session):
             row = connection.execute("SELECT session, owner FROM claims WHERE run = ?", (run,)).fetchone()
             pid = live_sessions(connection).get(row[0]) if row else None
-            if pid is not None:
+            if pid is not None and not takeover:
                 return f"{row[1]!r} (process {pid})"
             connection.execute(
                 "INSERT OR IGNORE INTO fences (run, fence) VALUES (?, ?)", (run, time.time_ns() // 1_000_000)
@@ -268,10 +308,13 @@ class EmbeddedCoordinator:
             )
         return fence
 
-    def _in_force(self, connection: sqlite3.Connection, claim: EmbeddedClaim) -> bool:
+    def _owner_instead(self, connection: sqlite3.Connection, claim: EmbeddedClaim) -> str | None:
+        """Return None if the claim is in force, or who has the run instead; empty for nobody."""
         # The number alone says it: nobody else ever had it, and who takes the run writes another.
-        row = connection.execute("SELECT fence FROM claims WHERE run = ?", (claim.run,)).fetchone()
-        return row is not None and claim.coordinator is self and row[0] == claim.fencing_token
+        row = connection.execute("SELECT fence, owner FROM claims WHERE run = ?", (claim.run,)).fetchone()
+        if row is None or claim.coordinator is not self:
+            return ""
+        return None if row[0] == claim.fencing_token else str(row[1])
 
     def _commits(self, run: str, order: str) -> tuple[CommitRecord, ...]:
         self._session.check_usable()
@@ -315,6 +358,10 @@ class EmbeddedClaim:
         # The file starts counting at the time it first saw the run, so a new file goes on above an old one.
         self.order = fencing_token
 
+    def check(self) -> None:
+        """Raise `FencedError` unless the run is still owned."""
+        self.coordinator.check_claim(self)
+
     def close(self) -> None:
         """Give the run back. Idempotent."""
         self.coordinator.remove_claim(self.run, self.fencing_token)
@@ -331,6 +378,15 @@ def _stored(connection: sqlite3.Connection, run: str, generation: int) -> Commit
         (run, generation),
     ).fetchone()
     return None if row is None else _record(run, *row)
+
+
+def _decided(connection: sqlite3.Connection, run: str, generation: int) -> Decision | None:
+    row = connection.execute(
+        "SELECT abort FROM aborts WHERE run = ? AND generation = ?", (run, generation)
+    ).fetchone()
+    if row is not None:
+        return read_stored(row[0], run=run, generation=generation)
+    return _stored(connection, run, generation)
 
 
 def _record(run: str, generation: int, data: bytes, persisted: int) -> CommitRecord:

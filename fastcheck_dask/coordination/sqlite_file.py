@@ -28,6 +28,9 @@ _SCHEMA: Final = (
     """CREATE TABLE commits (
         run TEXT NOT NULL, generation INTEGER NOT NULL, record BLOB NOT NULL,
         persisted INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run, generation))""",
+    """CREATE TABLE aborts (
+        run TEXT NOT NULL, generation INTEGER NOT NULL, abort BLOB NOT NULL,
+        PRIMARY KEY (run, generation))""",
     # session: empty for an entry that stays.
     """CREATE TABLE entries (
         path TEXT PRIMARY KEY, parent TEXT NOT NULL, value BLOB NOT NULL, version INTEGER NOT NULL,

@@ -24,10 +24,16 @@ class Agents:
         What every agent is told first.
     on_failure : callable
         Called with the error of each save that falls short.
+    takeover : bool
+        Whether to take the run from a live owner.
     """
 
-    def __init__(self, start: Message, on_failure: Callable[[FastCheckError], None]) -> None:
+    def __init__(
+        self, start: Message, on_failure: Callable[[FastCheckError], None], *, takeover: bool = False
+    ) -> None:
         self._start, self.on_failure = start, on_failure
+        #: For the first agent only: one that follows must not take the run back from who took it since.
+        self._takeover = takeover
         #: Not a plain lock: a signal handler may close the manager while its own thread starts an agent.
         self._starting = threading.RLock()
         self._link: AgentLink | None = None
@@ -51,7 +57,9 @@ class Agents:
             if self._link is not None and not self._link.lost:
                 return self._link
             self._link = None
-            link = AgentLink(self._start | {"keep": self.at_work}, self.on_failure)
+            takeover, self._takeover = self._takeover, False
+            start = self._start | {"keep": self.at_work, "takeover": takeover}
+            link = AgentLink(start, self.on_failure)
             try:
                 link.wait_ready()
             except BaseException:

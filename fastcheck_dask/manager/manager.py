@@ -33,7 +33,7 @@ from fastcheck_dask.manager.arguments import (
     refuse_foreign_run,
 )
 from fastcheck_dask.manager.handle import SaveHandle
-from fastcheck_dask.manager.ownership import Ownership
+from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
 from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
 from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -72,6 +72,9 @@ class FastCheckManager:
         Folder of the local tier; shared memory unless given.
     chunk_bytes : int or str, optional
         Largest chunk.
+    takeover : bool
+        Take the run although its owner is alive, or seems so: the owner's next save fails with `FencedError`.
+        Nothing is ended; see to it that the former training does not go on.
     **options
         ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
         ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
@@ -82,7 +85,8 @@ class FastCheckManager:
     ConfigError
         If an argument cannot be used.
     RunInUseError
-        If another live manager saves this run, or into this directory.
+        If another live manager saves this run and `takeover` is not given, or another run saves into this
+        directory.
     CoordinationError
         If the scheduler or the coordinator does not answer.
 
@@ -105,6 +109,7 @@ class FastCheckManager:
         persist_every: int | None = None,
         local_dir: str | os.PathLike[str] | None = None,
         chunk_bytes: int | str | None = None,
+        takeover: bool = False,
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
@@ -136,11 +141,15 @@ class FastCheckManager:
         self._unreported: FastCheckError | None = None
         self.last_load: LoadReport | None = None
         root = local_folder(self._settings.local_dir)
+        if takeover:
+            root = root_for_takeover(self._run, root)
         self._local = LocalTier(self._run, Path(root) if root else None)
         folder = None if is_url(self._location) else Path(self._location)
-        self._ownership = Ownership(self._run, self._local.path, folder)
+        self._ownership = Ownership(self._run, self._local.path, folder, takeover=takeover)
         try:
-            self._agents = Agents(self._start_message(url, wanted, root), self._note_failure)
+            self._agents = Agents(
+                self._start_message(url, wanted, root), self._note_failure, takeover=takeover
+            )
             self._snapshots = Snapshots(
                 self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
             )

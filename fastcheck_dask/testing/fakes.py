@@ -18,8 +18,16 @@ from typing import Any
 import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
-from fastcheck_dask.coordination.base import CommitRecord, Health, HealthState, NodeInfo
-from fastcheck_dask.coordination.commits import bounded, check_commit, conflicting_mark, judge
+from fastcheck_dask.coordination.base import Abort, CommitRecord, Decision, Health, HealthState, NodeInfo
+from fastcheck_dask.coordination.commits import (
+    bounded,
+    check_abort,
+    check_commit,
+    conflicting_mark,
+    fenced,
+    in_use,
+    judge,
+)
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.engine.save import EncodedChunk
@@ -28,7 +36,6 @@ from fastcheck_dask.errors import (
     ConfigError,
     CoordinationError,
     NodeUnavailableError,
-    RunInUseError,
 )
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.data_server import DataServer, ObjectWriter
@@ -199,7 +206,7 @@ class _Shared:
     #: Run to owner, session and fencing token.
     claims: dict[str, tuple[str, FakeCoordinator, int]] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
-    commits: dict[str, dict[int, CommitRecord]] = field(default_factory=dict)
+    decisions: dict[str, dict[int, Decision]] = field(default_factory=dict)
     entries: SharedEntries = field(default_factory=SharedEntries)
 
 
@@ -257,14 +264,14 @@ class FakeCoordinator:
         with self._shared.lock:
             return tuple(info for _, (info, _) in sorted(self._shared.nodes.items()))
 
-    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> FakeClaim:
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0, takeover: bool = False) -> FakeClaim:
         """Own a run; see `Coordinator`."""
         check_name(run, "run")
         self._check()
         shared = self._shared
         with shared.lock:
-            if not shared.lock.wait_for(lambda: run not in shared.claims, wait_seconds):
-                raise RunInUseError(f"run {run} is owned by {shared.claims[run][0]}, which is alive")
+            if not takeover and not shared.lock.wait_for(lambda: run not in shared.claims, wait_seconds):
+                raise in_use(run, shared.claims[run][0])
             token = shared.fences[run] = shared.fences.get(run, 0) + 1
             shared.claims[run] = owner, self, token
         return FakeClaim(self, run, token)
@@ -292,13 +299,14 @@ class FakeCoordinator:
             raise error
         check_commit(record, claim)
         with self._shared.lock:
-            stored = self._shared.commits.setdefault(record.run, {})
+            stored = self._shared.decisions.setdefault(record.run, {})
+            owner, *binding = self._shared.claims.get(record.run, ("", None, 0))
             found = judge(
                 record,
                 stored=stored.get(record.generation),
-                latest=max(stored, default=None),
-                in_force=self._shared.claims.get(record.run, ("", None, 0))[1:]
-                == (self, claim.fencing_token),
+                latest=max((g for g, one in stored.items() if isinstance(one, CommitRecord)), default=None),
+                in_force=binding == [self, claim.fencing_token],
+                owner=owner,
             )
             if found is None:
                 found = stored[record.generation] = record
@@ -306,15 +314,29 @@ class FakeCoordinator:
             raise error
         return found
 
+    def abort(self, run: str, generation: int, *, token: str, reason: str) -> Decision:
+        """Decide that a generation will not be committed; see `Coordinator`."""
+        self._check()
+        wanted = Abort(run, generation, token, reason)
+        check_abort(wanted)
+        with self._shared.lock:
+            return self._shared.decisions.setdefault(run, {}).setdefault(generation, wanted)
+
+    def newest_decided(self, run: str) -> int:
+        """Return the greatest generation that was committed or aborted, 0 if there is none."""
+        self._check()
+        with self._shared.lock:
+            return max(self._shared.decisions.get(run, {}), default=0)
+
     def mark_persisted(self, run: str, generation: int, token: str) -> None:
         """Note that the object tier has a generation; see `Coordinator`."""
         self._check()
         with self._shared.lock:
-            stored = self._shared.commits.get(run, {})
-            if generation in stored:
-                if stored[generation].token != token:
+            stored = self._shared.decisions.get(run, {})
+            if (found := stored.get(generation)) is not None:
+                if isinstance(found, Abort) or found.token != token:
                     raise conflicting_mark(run, generation)
-                stored[generation] = stored[generation].as_persisted()
+                stored[generation] = found.as_persisted()
 
     def latest(self, run: str) -> CommitRecord | None:
         """Return the newest committed generation of a run."""
@@ -324,7 +346,8 @@ class FakeCoordinator:
         """Return all committed generations of a run, oldest first."""
         self._check()
         with self._shared.lock:
-            return tuple(record for _, record in sorted(self._shared.commits.get(run, {}).items()))
+            decisions = [one for _, one in sorted(self._shared.decisions.get(run, {}).items())]
+        return tuple(one for one in decisions if isinstance(one, CommitRecord))
 
     @property
     def layout_version(self) -> int:
@@ -388,6 +411,14 @@ class FakeClaim:
         self._session = session
         self.run, self.fencing_token = run, fencing_token
         self.order = fencing_token
+
+    def check(self) -> None:
+        """Raise `FencedError` unless the run is still owned."""
+        self._session._check()
+        with self._session._shared.lock:
+            owner, *binding = self._session._shared.claims.get(self.run, ("", None, 0))
+        if binding != [self._session, self.fencing_token]:
+            raise fenced(self.run, owner)
 
     def close(self) -> None:
         """Give the run back. Idempotent."""

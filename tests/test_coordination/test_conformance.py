@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fastcheck_dask.coordination
+from fastcheck_dask.coordination import Abort
 from fastcheck_dask.errors import (
     ClosedError,
     CommitConflictError,
@@ -185,6 +186,53 @@ def test_claim_owner_killed_releases_run(url, coordinator, actor_of):
         coordinator.claim("run-1", "b")
     actor.kill()
     assert coordinator.claim("run-1", "b", wait_seconds=20.0).fencing_token > token
+
+
+def test_claim_owned_run_names_the_flag_that_takes_it(coordinator, other):
+    coordinator.claim("run-1", "a")
+    with pytest.raises(RunInUseError, match="takeover=True"):
+        other.claim("run-1", "b")
+
+
+def test_claim_takeover_fences_the_live_owner_who_is_told_by_whom(coordinator, other, record):
+    old = coordinator.claim("run-1", "old owner")
+    old.check()
+    coordinator.commit(record(), old)
+    new = other.claim("run-1", "new owner", takeover=True)
+    assert new.fencing_token > old.fencing_token
+    assert new.order > old.order
+    for refused in (old.check, lambda: coordinator.commit(record(generation=2, token="old"), old)):
+        with pytest.raises(FencedError, match="taken over by 'new owner'"):
+            refused()
+    assert other.commit(record(generation=2, token="new"), new).token == "new"
+    old.close()
+    new.check()
+    assert other.owner("run-1") == "new owner"
+    with pytest.raises(RunInUseError):
+        coordinator.claim("run-1", "c")
+
+
+def test_claim_takeover_of_free_run_is_a_claim(coordinator, other):
+    new = coordinator.claim("run-1", "a", takeover=True)
+    new.check()
+    with pytest.raises(RunInUseError):
+        other.claim("run-1", "b")
+
+
+def test_claim_takeover_back_and_forth_last_one_owns(coordinator, other):
+    claims = [one.claim("run-1", f"o{n}", takeover=True) for n, one in enumerate((coordinator, other) * 3)]
+    claims[-1].check()
+    for claim in claims[:-1]:
+        with pytest.raises(FencedError):
+            claim.check()
+    assert other.owner("run-1") == "o5"
+
+
+def test_claim_check_given_back_is_fenced(coordinator):
+    claim = coordinator.claim("run-1", "a")
+    claim.close()
+    with pytest.raises(FencedError, match="given back"):
+        claim.check()
 
 
 def test_claim_bad_run_is_refused(coordinator):
@@ -361,6 +409,103 @@ def test_commits_coordinator_reopened_are_there(url, open_coordinator, record):
     assert second.commit(record(generation=2, token="n"), second.claim("run-1", "b")).generation == 2
 
 
+# Aborts
+
+
+def test_abort_undecided_generation_author_is_told_by_whom_and_why(coordinator, other, record):
+    claim = coordinator.claim("run-1", "a")
+    abort = other.abort("run-1", 1, token="r", reason="resolver: the author was silent")
+    assert abort == Abort("run-1", 1, "r", "resolver: the author was silent")
+    with pytest.raises(CommitConflictError, match="resolver: the author was silent"):
+        coordinator.commit(record(), claim)
+    with pytest.raises(CommitConflictError, match="resolver: the author was silent"):
+        coordinator.commit(record(token="r"), claim)
+    assert (coordinator.latest("run-1"), coordinator.commits("run-1")) == (None, ())
+    assert coordinator.newest_decided("run-1") == 1
+    assert coordinator.commit(record(generation=2), claim) == record(generation=2)
+
+
+def test_abort_committed_generation_returns_its_record(coordinator, other, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    assert other.abort("run-1", 1, token="r", reason="late") == record()
+    assert coordinator.latest("run-1") == record()
+
+
+def test_abort_again_first_one_stays(coordinator, other):
+    first = coordinator.abort("run-1", 1, token="r", reason="first")
+    assert other.abort("run-1", 1, token="s", reason="second") == first
+    assert coordinator.abort("run-1", 1, token="r", reason="again") == first
+
+
+def test_abort_between_commits_is_skipped(coordinator, record):
+    claim = coordinator.claim("run-1", "a")
+    assert coordinator.newest_decided("run-1") == 0
+    first, third = record(), record(generation=3, token="token-3")
+    coordinator.commit(first, claim)
+    coordinator.abort("run-1", 2, token="r", reason="why")
+    coordinator.commit(third, claim)
+    coordinator.abort("run-1", 9, token="r", reason="why")
+    assert coordinator.commits("run-1") == (first, third)
+    assert coordinator.latest("run-1") == third
+    assert coordinator.newest_decided("run-1") == 9
+    assert coordinator.newest_decided("run-2") == 0
+
+
+def test_abort_marked_persisted_conflicts(coordinator):
+    coordinator.abort("run-1", 1, token="r", reason="why")
+    with pytest.raises(CommitConflictError):
+        coordinator.mark_persisted("run-1", 1, "r")
+
+
+def test_abort_senseless_or_too_long_is_refused(coordinator):
+    for run, generation, token in (
+        ("../x", 1, "r"),
+        ("run-1", -1, "r"),
+        ("run-1", True, "r"),
+        ("run-1", 1, ""),
+    ):
+        with pytest.raises(ConfigError):
+            coordinator.abort(run, generation, token=token, reason="why")
+    with pytest.raises(CoordinationError, match=r"1,000,\d{3} bytes"):
+        coordinator.abort("run-1", 1, token="r", reason="x" * 1_000_000)
+    assert coordinator.newest_decided("run-1") == 0
+
+
+def test_author_and_resolver_race_both_learn_the_same_decision(coordinator, other, record):
+    claim = coordinator.claim("run-1", "a")
+    start, outcomes = threading.Barrier(2), {}
+
+    def author(generation, token):
+        start.wait()
+        try:
+            outcomes["author"] = coordinator.commit(record(generation=generation, token=token), claim)
+        except CommitConflictError as error:
+            outcomes["author"] = str(error)
+
+    def resolver(generation):
+        start.wait()
+        outcomes["resolver"] = other.abort("run-1", generation, token="r", reason="resolved")
+
+    committed = []
+    for generation in range(1, 41):
+        token = f"t{generation}"
+        threads = [
+            threading.Thread(target=author, args=(generation, token)),
+            threading.Thread(target=resolver, args=(generation,)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if isinstance(outcomes["resolver"], Abort):
+            assert "resolved" in outcomes["author"]
+        else:
+            assert outcomes["author"] == outcomes["resolver"] == record(generation=generation, token=token)
+            committed.append(generation)
+    assert [one.generation for one in other.commits("run-1")] == committed
+    assert other.newest_decided("run-1") == 40
+
+
 # Several at once
 
 
@@ -436,6 +581,10 @@ def test_close_twice_then_use_says_closed(coordinator, node, record):
         lambda: coordinator.claim("run-2", "a"),
         lambda: coordinator.commit(record(), claim),
         lambda: coordinator.mark_persisted("run-1", 1, "t"),
+        lambda: coordinator.abort("run-1", 1, token="r", reason="why"),
+        lambda: coordinator.newest_decided("run-1"),
+        lambda: coordinator.owner("run-1"),
+        claim.check,
         lambda: coordinator.latest("run-1"),
         lambda: coordinator.commits("run-1"),
         lambda: registration.update(node("a")),

@@ -175,7 +175,7 @@ def test_load_marker_of_newest_is_damaged_is_said(rig, states):
     run.forget_local()
     path = ".fastcheck/commits/00000002-t2.json"
     run.folder.store.write(path, run.folder.store.read(path)[:-2])
-    run.coordinator._shared.commits.clear()
+    run.coordinator._shared.decisions.clear()
     recovered = run.recover()
     assert recovered.manifest.tag == "t1"
     (why,) = recovered.report.skipped
@@ -187,7 +187,7 @@ def test_load_markers_gone_and_complete_data_there_refuses(rig, states):
     run = rig()
     save_persisted(run, states, 1)
     run.forget_local()
-    run.coordinator._shared.commits.clear()
+    run.coordinator._shared.decisions.clear()
     run.folder.store.delete_tree(".fastcheck")
     with pytest.raises(UnrecoverableError, match="00000001-t1"):
         run.recover()

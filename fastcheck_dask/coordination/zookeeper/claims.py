@@ -6,10 +6,11 @@ import logging
 from typing import Any, Final
 
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.zookeeper.client import ReplyLostError, Session
+from fastcheck_dask.coordination.commits import fenced, in_use
+from fastcheck_dask.coordination.zookeeper.client import ReplyLostError, Session, Znode
 from fastcheck_dask.coordination.zookeeper.ephemeral import Ephemeral, Keeper
 from fastcheck_dask.coordination.zookeeper.znodes import Znodes, sign, signature, signed_text
-from fastcheck_dask.errors import CoordinationError, RunInUseError
+from fastcheck_dask.errors import CoordinationError
 from fastcheck_dask.ids import check_name, new_token
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,18 @@ class ZooKeeperClaim(Ephemeral):
     def in_force(self) -> bool:
         """Whether it was neither given back nor found lost; the server has the last word, in each commit."""
         return not self.lost and self._wanted is not None
+
+    def holds(self, fence: Znode | None) -> bool:
+        """Say whether the claim is in force under the fence that was read."""
+        return self.in_force and fence is not None and fence.version == self.fencing_token
+
+    def check(self) -> None:
+        """Raise `FencedError` unless the run is still owned."""
+        deadline = self.session.deadline()
+        self.session.sync(self._fence, deadline=deadline)
+        fence = self.session.read(self._fence, deadline=deadline)
+        if not self.holds(fence):
+            raise fenced(self.run, instead(self, fence))
 
     def create(self, data: bytes, *, deadline: Deadline) -> None:
         """Stand as the owner again after the session was lost, unless somebody claimed the run since."""
@@ -69,8 +82,22 @@ class ZooKeeperClaim(Ephemeral):
         self.lost = self.finished = True
 
 
+def instead(claim: ZooKeeperClaim, fence: Znode | None) -> str:
+    """Return who claimed the run after `claim`; empty if nobody did."""
+    if fence is None or signature(fence.data) == claim.token:
+        return ""
+    return signed_text(fence.data)
+
+
 def claim(
-    session: Session, keeper: Keeper, *, znodes: Znodes, run: str, owner: str, wait_seconds: float
+    session: Session,
+    keeper: Keeper,
+    *,
+    znodes: Znodes,
+    run: str,
+    owner: str,
+    wait_seconds: float,
+    takeover: bool,
 ) -> ZooKeeperClaim:
     """Own a run; see `Coordinator.claim`."""
     session.check_usable()
@@ -80,12 +107,9 @@ def claim(
     data = sign(made.token, owner)
     try:
         _prepare(session, znodes, run=run)
-        while (taken_by := _try_claim(made, data, znodes=znodes)) is not None:
+        while (taken_by := _try_claim(made, data, znodes=znodes, takeover=takeover)) is not None:
             if patience.passed:
-                raise RunInUseError(
-                    f"run {run} is owned by {taken_by!r}, which is alive (or was a moment ago); close it, "
-                    "or use another directory"
-                )
+                raise in_use(run, repr(taken_by))
             session.pause(min(_POLL_SECONDS, patience.left() or 0.0))
     except BaseException:
         # A write whose answer is missing may yet take effect: the keeper removes what should not be there.
@@ -110,7 +134,7 @@ def _prepare(session: Session, znodes: Znodes, *, run: str) -> None:
         session.ensure(path, deadline=deadline)
 
 
-def _try_claim(made: ZooKeeperClaim, data: bytes, *, znodes: Znodes) -> str | None:
+def _try_claim(made: ZooKeeperClaim, data: bytes, *, znodes: Znodes, takeover: bool) -> str | None:
     """Take the run and return None, or return who has it."""
     session, run = made.session, made.run
     deadline = session.deadline()
@@ -122,7 +146,8 @@ def _try_claim(made: ZooKeeperClaim, data: bytes, *, znodes: Znodes) -> str | No
             raise CoordinationError(
                 f"ZooKeeper at {session.hosts} has no {znodes.fence(run)}: was it emptied?"
             )
-        if found is not None and signature(found.data) != made.token:
+        foreign = found is not None and signature(found.data) != made.token
+        if found is not None and foreign and not takeover:
             return signed_text(found.data) or "an unknown process"
         if found is not None and found.session_id == session_id and signature(fence.data) == made.token:
             made.fencing_token = fence.version
@@ -131,16 +156,21 @@ def _try_claim(made: ZooKeeperClaim, data: bytes, *, znodes: Znodes) -> str | No
             made.want(data)
             made.settle(deadline)
             return None
-        _write_claim(made, data, fence_path=znodes.fence(run), version=fence.version, deadline=deadline)
+        fence_path = znodes.fence(run)
+        _write_claim(
+            made, data, fence_path=fence_path, version=fence.version, replace=foreign, deadline=deadline
+        )
 
 
 def _write_claim(
-    made: ZooKeeperClaim, data: bytes, *, fence_path: str, version: int, deadline: Deadline
+    made: ZooKeeperClaim, data: bytes, *, fence_path: str, version: int, replace: bool, deadline: Deadline
 ) -> None:
     """Write owner and fence once; what came of it is read back, so that a lost answer does no harm."""
 
     def build(transaction: Any) -> None:
         transaction.set_data(fence_path, data, version=version)
+        if replace:
+            transaction.delete(made.path)
         transaction.create(made.path, data, ephemeral=True)
 
     what = f"claiming run {made.run}"

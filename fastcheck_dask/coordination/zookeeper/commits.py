@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kazoo.exceptions import BadVersionError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.coordination.base import Abort, CommitRecord, Decision
 from fastcheck_dask.coordination.commits import (
     bounded,
+    check_abort,
     check_commit,
     conflicting_mark,
     judge,
     read_record,
+    read_stored,
 )
-from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim
+from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, instead
 from fastcheck_dask.coordination.zookeeper.client import ReplyLostError, Session, Znode
 from fastcheck_dask.coordination.zookeeper.znodes import Znodes
 from fastcheck_dask.errors import CommitConflictError, CoordinationError, FencedError, UnknownFormatError
@@ -51,6 +53,38 @@ def commit(session: Session, znodes: Znodes, *, record: CommitRecord, claim: Zoo
             raise (_in_doubt(record, error) if sent else error) from error.__cause__
 
 
+def abort(
+    session: Session, znodes: Znodes, *, run: str, generation: int, token: str, reason: str
+) -> Decision:
+    """Decide that a generation will not be committed; see `Coordinator.abort`."""
+    session.check_usable()
+    wanted = Abort(run, generation, token, reason)
+    data = check_abort(wanted)
+    path = znodes.decision(run, generation)
+    deadline = session.deadline()
+    what = f"aborting generation {generation} of run {run}"
+    session.ensure(znodes.decisions(run), deadline=deadline)
+    while True:
+        session.sync(path, deadline=deadline)
+        found = session.read(path, deadline=deadline)
+        if found is not None:
+            return read_stored(found.data, run=run, generation=generation)
+        try:
+            session.attempt(what, lambda c: c.create_async(path, data), deadline=deadline)
+        except NodeExistsError:
+            continue
+        except ReplyLostError as error:
+            session.after_lost_reply(what, error, deadline=deadline)
+
+
+def newest_decided(session: Session, znodes: Znodes, run: str) -> int:
+    """Return the greatest generation that was committed or aborted, 0 if there is none."""
+    deadline = session.deadline()
+    session.sync(znodes.decisions(run), deadline=deadline)
+    names = session.children(znodes.decisions(run), deadline=deadline)
+    return max((int(name) for name in names or ()), default=0)
+
+
 def mark_persisted(session: Session, znodes: Znodes, *, run: str, generation: int, token: str) -> None:
     """Note that the object tier has a generation; see `Coordinator.mark_persisted`."""
     session.check_usable()
@@ -58,8 +92,8 @@ def mark_persisted(session: Session, znodes: Znodes, *, run: str, generation: in
     deadline = session.deadline()
     session.sync(path, deadline=deadline)
     while (found := session.read(path, deadline=deadline)) is not None:
-        record = read_record(found.data, run=run, generation=generation)
-        if record.token != token:
+        record = read_stored(found.data, run=run, generation=generation)
+        if isinstance(record, Abort) or record.token != token:
             raise conflicting_mark(run, generation)
         if record.persisted:
             return
@@ -89,17 +123,17 @@ def all_commits(session: Session, znodes: Znodes, run: str) -> tuple[CommitRecor
     deadline = session.deadline()
     session.sync(znodes.decisions(run), deadline=deadline)
     names = session.children(znodes.decisions(run), deadline=deadline) or []
-    found: list[CommitRecord] = []
+    found: list[Decision] = []
     for start in range(0, len(names), _BATCH):
         generations = [int(name) for name in names[start : start + _BATCH]]
         paths = [znodes.decision(run, generation) for generation in generations]
         decisions = session.read_many(paths, deadline=deadline)
         found += [
-            read_record(decision.data, run=run, generation=generation)
+            read_stored(decision.data, run=run, generation=generation)
             for generation, decision in zip(generations, decisions, strict=True)
             if decision is not None
         ]
-    return tuple(found)
+    return tuple(one for one in found if isinstance(one, CommitRecord))
 
 
 def _judged(
@@ -114,14 +148,10 @@ def _judged(
     )
     stored = judge(
         record,
-        stored=None if decision is None else read_record(decision.data, run=run, generation=generation),
+        stored=None if decision is None else read_stored(decision.data, run=run, generation=generation),
         latest=_number(latest, run),
-        in_force=(
-            claim.session is session
-            and claim.in_force
-            and fence is not None
-            and fence.version == claim.fencing_token
-        ),
+        in_force=claim.session is session and claim.holds(fence),
+        owner=instead(claim, fence),
     )
     if latest is None:
         raise CoordinationError(f"ZooKeeper at {session.hosts} has no {znodes.latest(run)}: was it emptied?")

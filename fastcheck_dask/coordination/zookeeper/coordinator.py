@@ -8,10 +8,17 @@ from kazoo.exceptions import NodeExistsError
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.access import Access
-from fastcheck_dask.coordination.base import CommitRecord, Health, NodeInfo, Registration, RunClaim
+from fastcheck_dask.coordination.base import CommitRecord, Decision, Health, NodeInfo, Registration, RunClaim
 from fastcheck_dask.coordination.zookeeper.claims import ZooKeeperClaim, claim, present_owner
 from fastcheck_dask.coordination.zookeeper.client import Session
-from fastcheck_dask.coordination.zookeeper.commits import all_commits, commit, latest_commit, mark_persisted
+from fastcheck_dask.coordination.zookeeper.commits import (
+    abort,
+    all_commits,
+    commit,
+    latest_commit,
+    mark_persisted,
+    newest_decided,
+)
 from fastcheck_dask.coordination.zookeeper.entries import ZooKeeperEntries
 from fastcheck_dask.coordination.zookeeper.ephemeral import Keeper
 from fastcheck_dask.coordination.zookeeper.registry import live_nodes, register
@@ -93,7 +100,7 @@ class ZooKeeperCoordinator:
         """Return the live storage nodes, sorted by name."""
         return live_nodes(self._session, self._znodes)
 
-    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0) -> RunClaim:
+    def claim(self, run: str, owner: str, *, wait_seconds: float = 0.0, takeover: bool = False) -> RunClaim:
         """Own a run; see `Coordinator`."""
         return claim(
             self._session,
@@ -102,6 +109,7 @@ class ZooKeeperCoordinator:
             run=run,
             owner=owner,
             wait_seconds=wait_seconds,
+            takeover=takeover,
         )
 
     def owner(self, run: str) -> str | None:
@@ -119,6 +127,14 @@ class ZooKeeperCoordinator:
         if not isinstance(claim, ZooKeeperClaim):
             raise ConfigError(f"the claim was not made by a ZooKeeper coordinator: {type(claim).__name__}")
         return commit(self._session, self._znodes, record=record, claim=claim)
+
+    def abort(self, run: str, generation: int, *, token: str, reason: str) -> Decision:
+        """Decide that a generation will not be committed; see `Coordinator`."""
+        return abort(self._session, self._znodes, run=run, generation=generation, token=token, reason=reason)
+
+    def newest_decided(self, run: str) -> int:
+        """Return the greatest generation that was committed or aborted, 0 if there is none."""
+        return newest_decided(self._session, self._znodes, check_name(run, "run"))
 
     def mark_persisted(self, run: str, generation: int, token: str) -> None:
         """Note that the object tier has a generation; see `Coordinator`."""

@@ -7,7 +7,7 @@
     <root>/runs/<run>/owner                    ephemeral: who owns the run
     <root>/runs/<run>/fence                    its version is the fencing token; holds the last claim
     <root>/runs/<run>/latest                   newest committed generation, decimal; empty before the first
-    <root>/runs/<run>/decisions/<generation>   commit record, ten digits
+    <root>/runs/<run>/decisions/<generation>   commit record or abort, ten digits
     <root>/entries/<path>                      an entry
 """
 
