@@ -1,0 +1,510 @@
+"""Ranks that commit together, interleaved step by step: some die, some replies are lost, time passes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.coordination.entries import OutcomeUnknownError
+from fastcheck_dask.coordination.joint import Rank, run_of_rank
+from fastcheck_dask.coordination.joint_saves import JointSaves
+from fastcheck_dask.coordination.rank_coordinator import RankCoordinator
+from fastcheck_dask.errors import (
+    CommitConflictError,
+    ConfigError,
+    CoordinationError,
+    FencedError,
+    RunInUseError,
+)
+from fastcheck_dask.testing.clock import FakeClock
+from fastcheck_dask.testing.entries import SharedEntries
+from fastcheck_dask.testing.fakes import FakeCoordinator
+
+PATIENCE = 60.0
+RECORD = CommitRecord("r", 1, "t", "k", "d", ("n0",), ("a",), 1, False, 1, 1.5)
+
+
+class _Killed(BaseException):
+    """How a rank dies."""
+
+
+class Turns:
+    """One thread runs at a time, and asks before each step."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.running: object = None
+        self.waiting: dict[object, str] = {}
+        self.killed: set[object] = set()
+
+    def step(self, who: object, what: str) -> None:
+        """Wait for the turn; called by the thread of `who`."""
+        with self.changed:
+            self.waiting[who] = what
+            if self.running is who:
+                self.running = None
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.running is who, 30)
+            del self.waiting[who]
+            if who in self.killed:
+                raise _Killed
+
+    def over(self, who: object) -> None:
+        with self.changed:
+            self.running = None
+            self.changed.notify_all()
+
+    def give(self, who: object) -> None:
+        """Let `who` make one step; returns when it waits again or is over."""
+        with self.changed:
+            self.running = who
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.running is not who, 30)
+
+
+class Stepped:
+    """Asks for the turn before each call of what it wraps."""
+
+    def __init__(self, inner, life, calls):
+        self._inner, self._life, self._calls = inner, life, calls
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name not in self._calls:
+            return found
+
+        def call(*arguments, **options):
+            self._life.turn(name)
+            return found(*arguments, **options)
+
+        return call
+
+
+class SteppedEntries(Stepped):
+    """Entries whose replies can be lost, and whose watches pass the turn on."""
+
+    def apply(self, *changes):
+        self._life.turn("apply")
+        lost, self._life.lose = self._life.lose, None
+        if lost is not False:
+            self._inner.apply(*changes)
+        if lost is not None:
+            raise OutcomeUnknownError("the answer was lost")
+
+    def watch(self, path):
+        return _Watch(self._life)
+
+
+class _Watch:
+    def __init__(self, life):
+        self._life = life
+
+    def wait(self, seconds):
+        late = self._life.world.clock.now() - self._life.began - PATIENCE
+        assert late <= 0 or seconds == 0, "waits beyond the deadline"
+        self._life.turn("wait")
+        return True
+
+    def close(self):
+        pass
+
+
+@dataclass
+class Node:
+    """What the nodes of one rank hold; they outlive its processes."""
+
+    committed: str | None = None
+    prepared: str | None = None
+    dropped: list[str] = field(default_factory=list)
+
+    def begin(self, base: str | None) -> None:
+        if base is not None and base == self.prepared:
+            self.committed, self.prepared = self.prepared, None
+        if self.prepared is not None:
+            self.dropped.append(self.prepared)
+            self.prepared = None
+
+    def abort(self, token: str) -> None:
+        if self.prepared == token:
+            self.begin(None)
+
+
+class Life:
+    """One process of a rank: saves some tags, one after the other, as an agent does."""
+
+    def __init__(self, world, rank, tags):
+        self.world, self.rank, self.tags = world, rank, tags
+        self.lose = None
+        self.told: dict[str, str] = {}
+        self.waited: list[float] = []
+        self.began = world.clock.now()
+        self.session = world.coordinator.another()
+        self.entries = world.shared.session()
+        inner = Stepped(self.session, self, {"claim", "owner", "commit", "abort", "newest_decided", "latest"})
+        entries = SteppedEntries(self.entries, self, {"get", "get_many", "names"})
+        me = Rank(rank, world.size)
+        self.coordinator = RankCoordinator(
+            inner, entries, run="r", me=me, commit_seconds=PATIENCE, clock=world.clock
+        )
+        self.alive = True
+        self.thread = threading.Thread(target=self.main, daemon=True)
+        self.thread.start()
+
+    def turn(self, what):
+        self.world.turns.step(self, what)
+
+    def main(self):
+        try:
+            self.turn("start")
+            self.run()
+        except _Killed:
+            pass
+        except RunInUseError:
+            self.told["start"] = "in use"
+        except BaseException as error:
+            self.world.errors.append(error)
+        finally:
+            self.alive = False
+            self.session.close()
+            self.entries.close()
+            self.world.turns.over(self)
+
+    def run(self):
+        run = run_of_rank("r", self.rank)
+        claim = self.coordinator.claim(run, f"rank {self.rank}")
+        for tag in self.tags:
+            try:
+                self.save(run, tag, claim)
+            except CommitConflictError as error:
+                self.told[tag] = f"aborted: {error}"
+            except CoordinationError as error:
+                self.told[tag] = f"doubt: {error}"
+
+    def save(self, run, tag, claim):
+        node = self.world.nodes[self.rank]
+        generation = self.coordinator.newest_decided(run) + 1
+        latest = self.coordinator.latest(run)
+        node.begin(None if latest is None else latest.token)
+        token = f"{tag}/{self.rank}/{next(self.world.count)}"
+        node.prepared = token
+        record = replace(RECORD, run=run, generation=generation, tag=tag, token=token)
+        self.began = self.world.clock.now()
+        try:
+            found = self.coordinator.commit(record, claim)
+        except (CommitConflictError, FencedError):
+            node.abort(token)
+            raise
+        finally:
+            self.waited.append(self.world.clock.now() - self.began)
+        assert found.token == token
+        self.told[tag] = "committed"
+        self.turn("announce")
+        node.begin(token)
+
+
+class World:
+    def __init__(self, size, tags):
+        self.size = size
+        self.turns, self.clock, self.count = Turns(), FakeClock(), itertools.count()
+        self.coordinator, self.shared = FakeCoordinator(), SharedEntries()
+        self.nodes = [Node() for _ in range(size)]
+        self.errors: list[BaseException] = []
+        self.lives: list[Life] = []
+        for rank in range(size):
+            self.start(rank, tags)
+
+    def start(self, rank, tags):
+        self.lives.append(Life(self, rank, tags))
+        with self.turns.changed:
+            assert self.turns.changed.wait_for(lambda: self.lives[-1] in self.turns.waiting, 30)
+
+    def present(self):
+        return [life for life in self.lives if life.alive]
+
+    def kill(self, life):
+        """As SIGKILL does: the claim is over, and nothing more is done."""
+        self.turns.killed.add(life)
+        self.turns.give(life)
+        life.thread.join(30)
+
+    def finish(self):
+        """Let everybody run to the end; time passes only when all wait."""
+        for _ in range(20_000):
+            present = self.present()
+            if not present:
+                return
+            if all(self.turns.waiting[life] == "wait" for life in present):
+                self.clock.advance(1.0)
+            for life in present:
+                self.turns.give(life)
+        raise AssertionError("somebody waits for ever")
+
+    def saves(self):
+        entries = self.shared.session()
+        saves = JointSaves(entries, "r", Rank(0, self.size))
+        return [saves.read(number) for number in saves.numbers()]
+
+    def check(self):
+        assert self.errors == []
+        views = self.saves()
+        committed = [view for view in views if view.outcome is not None and view.outcome.committed]
+        for view in committed:
+            assert not view.missing
+            assert view.outcome.tokens == tuple(view.parts[r].record.token for r in range(self.size))
+        safe = {token for view in committed for token in view.outcome.tokens}
+        for node in self.nodes:
+            assert not safe & set(node.dropped), "a node dropped a part of a committed checkpoint"
+        if committed:
+            for rank, node in enumerate(self.nodes):
+                assert committed[-1].outcome.tokens[rank] in (node.committed, node.prepared)
+        for life in self.lives:
+            for tag, told in life.told.items():
+                tokens = {t for t in safe if t.startswith(f"{tag}/{life.rank}/")}
+                assert not (told == "committed" and not tokens)
+        return committed
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("run"), st.integers(0, 3)),
+    st.tuples(st.just("kill"), st.integers(0, 3)),
+    st.tuples(st.just("lose"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, PATIENCE / 2, PATIENCE])),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(size=st.integers(2, 3), actions=st.lists(ACTIONS, max_size=60))
+def test_ranks_interleaved_every_joint_save_is_all_or_nothing(size, actions):
+    world = World(size, ["t1", "t2"])
+    for action, *what in actions:
+        present = world.present()
+        if action == "wait":
+            world.clock.advance(what[0])
+        if not present or action == "wait":
+            continue
+        life = present[what[0] % len(present)]
+        match action:
+            case "step":
+                world.turns.give(life)
+            case "run":
+                for _ in range(12):
+                    if life.alive:
+                        world.turns.give(life)
+            case "lose":
+                life.lose = what[1]
+            case "kill":
+                world.kill(life)
+                world.start(life.rank, ["t2", "t3"])
+    world.finish()
+    world.check()
+    # A next life of all ranks finds everything settled, and saves.
+    for rank in range(size):
+        world.start(rank, ["end"])
+    world.finish()
+    committed = world.check()
+    assert committed[-1].save.tag == "end"
+    assert all(life.told == {"end": "committed"} for life in world.lives[-size:])
+    for rank in range(size):
+        commits = world.coordinator.commits(run_of_rank("r", rank))
+        mine = [view.outcome.tokens[rank] for view in committed]
+        assert [one.token for one in commits] == mine
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_undisturbed_commit_every_tag_together(size):
+    world = World(size, ["a", "b", "c"])
+    world.finish()
+    committed = world.check()
+    assert [view.save.tag for view in committed] == ["a", "b", "c"]
+    assert all(life.told == dict.fromkeys("abc", "committed") for life in world.lives)
+
+
+def steps_of_a_save() -> int:
+    """Return after how many steps a rank alone waits for the other one."""
+    world = World(2, ["t1"])
+    life, steps = world.lives[0], 0
+    while world.turns.waiting[life] != "wait":
+        world.turns.give(life)
+        steps += 1
+    world.finish()
+    return steps
+
+
+def test_rank_killed_at_every_step_the_others_are_told_which():
+    for steps in range(steps_of_a_save() + 1):
+        world = World(2, ["t1"])
+        first, second = world.lives
+        while world.turns.waiting[second] != "wait":
+            world.turns.give(second)
+        for _ in range(steps):
+            if first.alive:
+                world.turns.give(first)
+        if first.alive:
+            world.kill(first)
+        world.finish()
+        world.check()
+        prepared = 0 in world.saves()[0].parts
+        if prepared:
+            assert second.told["t1"] == "committed"
+        else:
+            assert "rank 0" in second.told["t1"]
+
+
+def test_rank_that_never_comes_is_named_after_the_deadline():
+    world = World(2, ["t1"])
+    world.kill(world.lives[0])
+    world.finish()
+    assert "rank 0 had not prepared 't1' within 60 s" in world.lives[1].told["t1"]
+    assert PATIENCE <= world.lives[1].waited[0] <= PATIENCE + 2
+
+
+def test_rank_that_died_after_it_was_seen_is_noticed_at_once():
+    world = World(2, ["t1"])
+    first, second = world.lives
+    # It has claimed its run, and goes no further.
+    while world.coordinator.owner("r.r00000") is None:
+        world.turns.give(first)
+    while world.turns.waiting[second] != "wait":
+        world.turns.give(second)
+    world.kill(first)
+    world.finish()
+    assert "rank 0 died" in second.told["t1"]
+    assert second.waited[0] < 5
+
+
+def test_ranks_with_different_tags_are_told_both():
+    world = World(2, ["same"])
+    world.finish()
+    first, second = Life(world, 0, ["left", "same2"]), Life(world, 1, ["right", "same2"])
+    world.lives += [first, second]
+    world.finish()
+    world.check()
+    told = first.told | second.told
+    assert "'right'" in told["left"] or "'left'" in told["right"]
+    assert world.saves()[-1].save.tag == "same2"
+    assert (first.told["same2"], second.told["same2"]) == ("committed", "committed")
+
+
+@pytest.fixture
+def rank():
+    """Make a rank's coordinator over shared memory, without turns."""
+    coordinator, shared = FakeCoordinator(), SharedEntries()
+
+    def make(number, size=2, **options):
+        made = RankCoordinator(
+            coordinator.another(),
+            shared.session(),
+            run="r",
+            me=Rank(number, size),
+            **({"commit_seconds": PATIENCE} | options),
+        )
+        return made, made.claim(run_of_rank("r", number), f"process of rank {number}")
+
+    return make
+
+
+def part(number, tag="t", generation=1):
+    return replace(
+        RECORD, run=run_of_rank("r", number), tag=tag, token=f"{tag}{number}", generation=generation
+    )
+
+
+def both(*calls):
+    """Run calls in threads; return what each gave or raised."""
+    found = [None] * len(calls)
+
+    def run(index, call):
+        try:
+            found[index] = call()
+        except CoordinationError as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_commit_is_that_of_the_ranks_own_run_too(rank):
+    (zero, claim0), (one, claim1) = rank(0), rank(1)
+    found = both(lambda: zero.commit(part(0), claim0), lambda: one.commit(part(1, generation=7), claim1))
+    assert found == [part(0), part(1, generation=7)]
+    assert zero.latest("r.r00000") == part(0)
+    assert one.commits("r.r00001") == (part(1, generation=7),)
+    (joint,) = one.joint_commits()
+    assert (joint.tag, joint.world_size) == ("t", 2)
+    assert (joint.tokens, joint.generations) == (("t0", "t1"), (1, 7))
+
+
+def test_commit_one_rank_gave_up_the_other_is_told_why(rank):
+    (zero, claim0), (one, claim1) = rank(0), rank(1)
+    found = both(lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", "node n3 is too small"))
+    assert isinstance(found[0], CommitConflictError)
+    assert "rank 1 failed: node n3 is too small" in str(found[0])
+    assert zero.newest_decided("r.r00000") == 1
+    assert (zero.latest("r.r00000"), zero.joint_commits()) == (None, [])
+    found = both(lambda: zero.commit(part(0, "u", 2), claim0), lambda: one.commit(part(1, "u", 1), claim1))
+    assert found == [part(0, "u", 2), part(1, "u", 1)]
+
+
+def test_commit_after_the_other_gave_up_is_told_at_once(rank):
+    (zero, claim0), (one, _) = rank(0), rank(1)
+    one.give_up("t", "out of memory")
+    with pytest.raises(CommitConflictError, match=r"before rank 0 came.*out of memory"):
+        zero.commit(part(0), claim0)
+
+
+def test_commit_other_world_size_is_refused_with_both_numbers(rank):
+    (zero, claim0), (one, claim1) = rank(0, 2), rank(1, 3)
+    found = both(lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", "x"))
+    assert "world_size=3" in str(found[0])
+    assert "world_size=2" in str(found[0])
+    assert claim1.run == "r.r00001"
+
+
+def test_commit_rank_taken_over_is_fenced_and_puts_nothing_there(rank):
+    zero, claim0 = rank(0)
+    late = JointSaves(zero._saves._entries, "r", Rank(0, 2))
+    late.join(claim0.order, "late")
+    later, _ = _taken_over(zero)
+    with pytest.raises(FencedError):
+        zero.commit(part(0), claim0)
+    late.begin("t", above=0)
+    assert late.numbers() == []
+    assert later.joint_commits() == []
+    with pytest.raises(FencedError, match="taken over by"):
+        late.join(claim0.order, "late")
+
+
+def _taken_over(zero):
+    inner = zero._inner.another()
+    shared = zero._saves._entries._shared
+    made = RankCoordinator(inner, shared.session(), run="r", me=Rank(0, 2), commit_seconds=PATIENCE)
+    return made, made.claim("r.r00000", "another", takeover=True)
+
+
+def test_claim_of_another_run_is_refused(rank):
+    zero, _ = rank(0)
+    with pytest.raises(ConfigError):
+        zero.claim("r.r00001", "x")
+
+
+def test_claim_in_use_names_the_owner(rank):
+    rank(0)
+    with pytest.raises(RunInUseError, match="process of rank 0"):
+        rank(0)
+
+
+def test_numbers_go_on_above_what_the_object_tier_knows(rank):
+    (zero, claim0), (one, claim1) = rank(0, above=41), rank(1, above=41)
+    both(lambda: zero.commit(part(0), claim0), lambda: one.commit(part(1), claim1))
+    assert [joint.number for joint in zero.joint_commits()] == [42]
