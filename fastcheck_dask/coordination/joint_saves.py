@@ -146,17 +146,23 @@ class JointSaves:
         """Begin a joint save under the next number, unless somebody did meanwhile: look again.
 
         `above` is a number that it has to be greater than, since a coordinator may have lost its data.
+
+        Raises
+        ------
+        FencedError
+            If another one writes for this rank by now.
         """
         path = f"{self._top}/last"
         last = self._entries.get(path)
         number = 1 + max(above, 0 if last is None else int(last.value))
         save = JointSave(number, tag, self._me.world_size, self._me.rank)
         value = str(number).encode()
-        self._applied(
+        if not self._applied(
             Create(path, value) if last is None else Write(path, value, last.version),
             Check(self._fence_path, self._fence_version),
             Create(self._path(number), save.to_bytes()),
-        )
+        ):
+            self._check_fence(self._entries.get(self._fence_path))
 
     def add_part(self, number: int, part: Part) -> None:
         """Put this rank's part there. Idempotent.
@@ -172,8 +178,7 @@ class JointSaves:
             found, fence = self._entries.get_many(path, self._fence_path)
             if found is not None and Part.from_bytes(found.value).record.token == part.record.token:
                 return
-            if fence is None or fence.version != self._fence_version:
-                raise fenced(run_of_rank(self.run, self._me.rank), "" if fence is None else _fence(fence)[1])
+            self._check_fence(fence)
             if found is not None:
                 raise CoordinationError(
                     f"joint save {number} of run {self.run} has another part of rank {part.rank}"
@@ -190,6 +195,10 @@ class JointSaves:
             if wanted.committed:
                 changes.append(self._newest(number))
             self._applied(*changes)
+
+    def _check_fence(self, found: Entry | None) -> None:
+        if found is None or found.version != self._fence_version:
+            raise fenced(run_of_rank(self.run, self._me.rank), "" if found is None else _fence(found)[1])
 
     def _newest(self, number: int) -> Change:
         path = f"{self._top}/latest"

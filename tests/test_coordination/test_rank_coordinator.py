@@ -38,34 +38,35 @@ class Turns:
     """One thread runs at a time, and asks before each step."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.running: object = None
+        self.mine = _taken()
+        self.theirs: dict[object, threading.Lock] = {}
         self.waiting: dict[object, str] = {}
         self.killed: set[object] = set()
 
+    def start(self, who: object, thread: threading.Thread) -> None:
+        """Let a thread come to its first step."""
+        self.theirs[who] = _taken()
+        thread.start()
+        assert self.mine.acquire(timeout=30)
+
     def step(self, who: object, what: str) -> None:
         """Wait for the turn; called by the thread of `who`."""
-        with self.changed:
-            self.waiting[who] = what
-            if self.running is who:
-                self.running = None
-            self.changed.notify_all()
-            assert self.changed.wait_for(lambda: self.running is who, 30)
-            del self.waiting[who]
-            if who in self.killed:
-                raise _Killed
-
-    def over(self, who: object) -> None:
-        with self.changed:
-            self.running = None
-            self.changed.notify_all()
+        self.waiting[who] = what
+        self.mine.release()
+        assert self.theirs[who].acquire(timeout=300)
+        if who in self.killed:
+            raise _Killed
 
     def give(self, who: object) -> None:
         """Let `who` make one step; returns when it waits again or is over."""
-        with self.changed:
-            self.running = who
-            self.changed.notify_all()
-            assert self.changed.wait_for(lambda: self.running is not who, 30)
+        self.theirs[who].release()
+        assert self.mine.acquire(timeout=30)
+
+
+def _taken() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class Stepped:
@@ -122,24 +123,31 @@ class Node:
     committed: str | None = None
     prepared: str | None = None
     dropped: list[str] = field(default_factory=list)
+    order: int = 0
 
-    def begin(self, base: str | None) -> None:
-        if base is not None and base == self.prepared:
-            self.committed, self.prepared = self.prepared, None
-        if self.prepared is not None:
-            self.dropped.append(self.prepared)
+    def begin(self, token: str, base: str | None, order: int) -> None:
+        if order < self.order:
+            raise FencedError("a newer owner has begun")
+        self.order = order
+        self.commit(base)
+        self.abort(self.prepared)
+        self.prepared = token
+
+    def commit(self, token: str | None) -> None:
+        if token is not None and token == self.prepared:
+            self.committed, self.prepared = token, None
+
+    def abort(self, token: str | None) -> None:
+        if token is not None and token == self.prepared:
+            self.dropped.append(token)
             self.prepared = None
-
-    def abort(self, token: str) -> None:
-        if self.prepared == token:
-            self.begin(None)
 
 
 class Life:
     """One process of a rank: saves some tags, one after the other, as an agent does."""
 
-    def __init__(self, world, rank, tags):
-        self.world, self.rank, self.tags = world, rank, tags
+    def __init__(self, world, rank, tags, takeover=False):
+        self.world, self.rank, self.tags, self.takeover = world, rank, tags, takeover
         self.lose = None
         self.told: dict[str, str] = {}
         self.waited: list[float] = []
@@ -154,7 +162,7 @@ class Life:
         )
         self.alive = True
         self.thread = threading.Thread(target=self.main, daemon=True)
-        self.thread.start()
+        world.turns.start(self, self.thread)
 
     def turn(self, what):
         self.world.turns.step(self, what)
@@ -165,19 +173,19 @@ class Life:
             self.run()
         except _Killed:
             pass
-        except RunInUseError:
-            self.told["start"] = "in use"
+        except (RunInUseError, FencedError) as error:
+            self.told["start"] = str(error)
         except BaseException as error:
             self.world.errors.append(error)
         finally:
             self.alive = False
             self.session.close()
             self.entries.close()
-            self.world.turns.over(self)
+            self.world.turns.mine.release()
 
     def run(self):
         run = run_of_rank("r", self.rank)
-        claim = self.coordinator.claim(run, f"rank {self.rank}")
+        claim = self.coordinator.claim(run, f"rank {self.rank}", takeover=self.takeover)
         for tag in self.tags:
             try:
                 self.save(run, tag, claim)
@@ -190,9 +198,8 @@ class Life:
         node = self.world.nodes[self.rank]
         generation = self.coordinator.newest_decided(run) + 1
         latest = self.coordinator.latest(run)
-        node.begin(None if latest is None else latest.token)
         token = f"{tag}/{self.rank}/{next(self.world.count)}"
-        node.prepared = token
+        node.begin(token, None if latest is None else latest.token, claim.order)
         record = replace(RECORD, run=run, generation=generation, tag=tag, token=token)
         self.began = self.world.clock.now()
         try:
@@ -205,7 +212,7 @@ class Life:
         assert found.token == token
         self.told[tag] = "committed"
         self.turn("announce")
-        node.begin(token)
+        node.commit(token)
 
 
 class World:
@@ -219,10 +226,8 @@ class World:
         for rank in range(size):
             self.start(rank, tags)
 
-    def start(self, rank, tags):
-        self.lives.append(Life(self, rank, tags))
-        with self.turns.changed:
-            assert self.turns.changed.wait_for(lambda: self.lives[-1] in self.turns.waiting, 30)
+    def start(self, rank, tags, *, takeover=False):
+        self.lives.append(Life(self, rank, tags, takeover))
 
     def present(self):
         return [life for life in self.lives if life.alive]
@@ -273,13 +278,13 @@ class World:
 ACTIONS = st.one_of(
     st.tuples(st.just("step"), st.integers(0, 3)),
     st.tuples(st.just("run"), st.integers(0, 3)),
-    st.tuples(st.just("kill"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["kill", "takeover"]), st.integers(0, 3)),
     st.tuples(st.just("lose"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("wait"), st.sampled_from([1.0, PATIENCE / 2, PATIENCE])),
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(size=st.integers(2, 3), actions=st.lists(ACTIONS, max_size=60))
 def test_ranks_interleaved_every_joint_save_is_all_or_nothing(size, actions):
     world = World(size, ["t1", "t2"])
@@ -302,19 +307,56 @@ def test_ranks_interleaved_every_joint_save_is_all_or_nothing(size, actions):
             case "kill":
                 world.kill(life)
                 world.start(life.rank, ["t2", "t3"])
+            case "takeover":
+                world.start(life.rank, ["t1", "t2"], takeover=True)
     world.finish()
     world.check()
-    # A next life of all ranks finds everything settled, and saves.
-    for rank in range(size):
+    next_life(world)
+
+
+def next_life(world):
+    """All ranks are started anew: they find everything settled, and save."""
+    for rank in range(world.size):
         world.start(rank, ["end"])
     world.finish()
     committed = world.check()
     assert committed[-1].save.tag == "end"
-    assert all(life.told == {"end": "committed"} for life in world.lives[-size:])
-    for rank in range(size):
+    assert all(life.told == {"end": "committed"} for life in world.lives[-world.size :])
+    for rank in range(world.size):
         commits = world.coordinator.commits(run_of_rank("r", rank))
-        mine = [view.outcome.tokens[rank] for view in committed]
-        assert [one.token for one in commits] == mine
+        assert [one.token for one in commits] == [view.outcome.tokens[rank] for view in committed]
+
+
+@pytest.mark.parametrize("others", ["before", "after"])
+@pytest.mark.parametrize("how", ["kill", "takeover", "lost", "lost but done"])
+def test_rank_disturbed_at_every_step_its_next_life_loses_nothing(how, others):
+    for steps in itertools.count():
+        world = World(2, ["t1"])
+        victim, other = world.lives
+        while others == "before" and world.turns.waiting[other] != "wait":
+            world.turns.give(other)
+        for _ in range(steps):
+            if victim.alive:
+                world.turns.give(victim)
+            if others == "after" and other.alive:
+                world.turns.give(other)
+        if not victim.alive:
+            break
+        match how:
+            case "kill":
+                world.kill(victim)
+                world.start(0, ["t2"])
+            case "takeover":
+                world.start(0, ["t1"], takeover=True)
+                # It joins while the one before sleeps, which then wakes up.
+                while world.lives[-1].alive and world.turns.waiting[world.lives[-1]] != "wait":
+                    world.turns.give(world.lives[-1])
+            case _:
+                victim.lose = how == "lost but done"
+        world.finish()
+        world.check()
+        next_life(world)
+    assert steps > 25
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -478,7 +520,8 @@ def test_commit_rank_taken_over_is_fenced_and_puts_nothing_there(rank):
     later, _ = _taken_over(zero)
     with pytest.raises(FencedError):
         zero.commit(part(0), claim0)
-    late.begin("t", above=0)
+    with pytest.raises(FencedError, match="taken over by"):
+        late.begin("t", above=0)
     assert late.numbers() == []
     assert later.joint_commits() == []
     with pytest.raises(FencedError, match="taken over by"):
