@@ -32,6 +32,7 @@ _FIELDS = {
     "encoders": "encoders",
     "compression": "compression",
     "close_timeout": "close_seconds",
+    "commit_timeout": "commit_seconds",
     "max_shards": "max_shards",
     "connect_timeout": "connect_seconds",
     "floor_bandwidth": "floor_bytes_per_second",
@@ -62,6 +63,8 @@ class Settings:
     encoders: int
     compression: Compression
     close_seconds: float
+    #: How long a rank that has prepared waits for the others.
+    commit_seconds: float
     max_shards: int
     connect_seconds: float
     floor_bytes_per_second: float
@@ -109,6 +112,7 @@ def settings(**overrides: Any) -> Settings:
         encoders=get("encoders", "encoders", _encoders, within=(1, math.inf)),
         compression=cast(Compression, get("compression", "compression", _compression)),
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
+        commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
         floor_bytes_per_second=float(

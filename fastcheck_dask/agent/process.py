@@ -9,20 +9,26 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.agent.channel import AsyncChannel
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.ranks import RankDuties
 from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.clock import SYSTEM_CLOCK
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.access import Access
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.coordination.joint import Rank
+from fastcheck_dask.coordination.rank_coordinator import RankCoordinator
 from fastcheck_dask.coordination.states import StateReader
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, RunInUseError, to_wire
 from fastcheck_dask.node.master_link import WireLink
+from fastcheck_dask.tiers.joint_marker import JointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.peer import clients_for
 from fastcheck_dask.tiers.process_lock import ProcessLock
@@ -80,7 +86,7 @@ class _Requests:
 
     def __init__(self, channel: AsyncChannel, outbox: _Outbox, service: SaveService) -> None:
         self._channel, self._outbox, self._service = channel, outbox, service
-        self._saves: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+        self._saves: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._last_seq = -1
 
     async def serve(self) -> bool:
@@ -100,8 +106,8 @@ class _Requests:
         return proper
 
     async def _work(self) -> None:
-        while (item := await self._saves.get()) is not None:
-            await self._service.save(*item)
+        while (save := await self._saves.get()) is not None:
+            await save()
 
     async def _receive(self) -> bool:
         while (message := await self._channel.receive()) is not None:
@@ -111,6 +117,10 @@ class _Requests:
                     if message["seq"] > self._last_seq:
                         self._last_seq = message["seq"]
                         self._accept(message["slot"], message["seq"])
+                case "gave_up":
+                    # In its turn: the other ranks match saves by their order.
+                    call = partial(self._service.gave_up, message["tag"], message["reason"])
+                    self._saves.put_nowait(call)
                 case "ping":
                     self._outbox.post({"event": "pong"})
                 case "close":
@@ -121,7 +131,7 @@ class _Requests:
 
     def _accept(self, number: int, seq: int) -> None:
         self._service.accept(number)
-        self._saves.put_nowait((number, seq))
+        self._saves.put_nowait(partial(self._service.save, number, seq))
 
 
 async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, Any]:
@@ -129,6 +139,8 @@ async def _answer(message: dict[str, Any], service: SaveService) -> dict[str, An
     try:
         if message["op"] == "records":
             return reply | {"records": await asyncio.to_thread(service.records)}
+        if message["op"] == "commits":
+            return reply | await asyncio.to_thread(service.known_commits, message["run"])
         if message["op"] == "adopt":
             return reply | {"adopted": await service.adopt(message["slot"])}
         raise ConfigError(f"the agent knows no request {message['op']!r}")
@@ -144,17 +156,32 @@ def _states(config: RunConfig, coordinator: Coordinator) -> NodeStates | None:
     return NodeStates(StateReader(entries, link=WireLink(entries, clients_for(config.settings))))
 
 
-def _take_over(run: str, local_dir: str | None) -> ProcessLock:
+def _take_over(run: str, local_dir: str | None, patience_seconds: float) -> ProcessLock:
     """Own the run's slots; the agent of a dead trainer may first finish the save that is in flight."""
     folder = LocalTier(run, Path(local_dir) if local_dir else None)
     lock = ProcessLock(folder.path / "agent.lock", role="agent")
-    if not lock.acquire(wait_seconds=_PREDECESSOR_SECONDS, clock=SYSTEM_CLOCK):
+    if not lock.acquire(wait_seconds=patience_seconds, clock=SYSTEM_CLOCK):
         holder = lock.holder()
         raise RunInUseError(
             f"run {run}: the agent of its former trainer ({holder}) is still saving after "
-            f"{_PREDECESSOR_SECONDS:.0f} s; end that process, or wait and try again"
+            f"{patience_seconds:.0f} s; end that process, or wait and try again"
         )
     return lock
+
+
+def _as_rank(
+    coordinator: Coordinator, ranks: dict[str, Any], settings: Settings
+) -> tuple[RankCoordinator, RankDuties]:
+    """Return the coordinator as one rank sees it, and what its agent does for the others."""
+    numbers = [marker.number for marker in JointFolder(ranks["location"]).markers()]
+    of_rank = RankCoordinator(
+        coordinator,
+        run=ranks["run"],
+        me=Rank(ranks["rank"], ranks["world_size"]),
+        commit_seconds=settings.commit_seconds,
+        above=max(numbers, default=0),
+    )
+    return of_rank, RankDuties(of_rank, ranks["location"])
 
 
 async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
@@ -167,21 +194,28 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         settings=Settings(**start["settings"]),
         takeover=start["takeover"],
     )
+    ranks = start["ranks"]
     outbox = _Outbox(channel)
     logging.getLogger("fastcheck_dask").addHandler(outbox)
     logging.getLogger("fastcheck_dask").setLevel(start["log_level"])
     sending = asyncio.create_task(outbox.run())
-    coordinator: Coordinator | None = None
+    connected: Coordinator | None = None
+    coordinator: Coordinator
+    duties: RankDuties | None
     lock: ProcessLock | None = None
     try:
-        lock = await asyncio.to_thread(_take_over, config.run, config.settings.local_dir)
-        coordinator = await asyncio.to_thread(
+        patience = _PREDECESSOR_SECONDS + (config.settings.commit_seconds if ranks else 0.0)
+        lock = await asyncio.to_thread(_take_over, config.run, config.settings.local_dir, patience)
+        connected = await asyncio.to_thread(
             connect,
             config.coordinator_url,
             timeout_seconds=config.settings.coordinator_seconds,
             session_seconds=config.settings.session_seconds,
             access=Access.of(config.settings),
         )
+        coordinator, duties = connected, None
+        if ranks is not None:
+            coordinator, duties = await asyncio.to_thread(_as_rank, connected, ranks, config.settings)
         claim = await asyncio.to_thread(
             coordinator.claim,
             config.run,
@@ -189,7 +223,9 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
             wait_seconds=config.settings.session_seconds * 1.5,
             takeover=config.takeover,
         )
-        service = SaveService(config, coordinator, claim, outbox.post, states=_states(config, coordinator))
+        service = SaveService(
+            config, coordinator, claim, outbox.post, states=_states(config, coordinator), ranks=duties
+        )
         try:
             free = await service.start(start["keep"])
             outbox.post({"event": "ready", "free": free})
@@ -202,10 +238,10 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         log.error("the agent gives up: %s", error, exc_info=not isinstance(error, FastCheckError))
         outbox.post({"event": "cannot_start", "error": to_wire(error)})
     finally:
-        if coordinator is not None:
+        if connected is not None:
             # The kernel or the session's end takes back what could not be given back.
             with contextlib.suppress(FastCheckError):
-                await asyncio.to_thread(coordinator.close)
+                await asyncio.to_thread(connected.close)
         if lock is not None:
             lock.release()
         await outbox.flushed()

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.ranks import RankDuties, known_commits
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
@@ -28,6 +29,7 @@ from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, pu
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, parse
 from fastcheck_dask.errors import (
+    CommitConflictError,
     CoordinationError,
     FastCheckError,
     NodeFullError,
@@ -39,6 +41,7 @@ from fastcheck_dask.errors import (
     TooFewNodesError,
     to_wire,
 )
+from fastcheck_dask.ids import directory_name
 from fastcheck_dask.placement.policy import Choice, choose
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
@@ -82,6 +85,7 @@ class SaveService:
         notify: Notify,
         *,
         states: NodeStates | None = None,
+        ranks: RankDuties | None = None,
     ) -> None:
         self._config = config
         #: None: nodes are placed by what the registry says.
@@ -89,6 +93,7 @@ class SaveService:
         self._coordinator = coordinator
         self._claim = claim
         self._notify = notify
+        self._ranks = ranks
         settings = config.settings
         local = LocalTier(config.run, Path(settings.local_dir) if settings.local_dir else None)
         self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
@@ -131,6 +136,7 @@ class SaveService:
         self._slots.drop_unfinished(keep)
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
             self._resume_persist(records[-1])
+        await self._mark_persisted()
         return self._slots.free
 
     def _describe(self) -> None:
@@ -163,6 +169,8 @@ class SaveService:
             self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
             # It may have come as far as its marker in the object tier.
             self._newest_written = None
+            status = self._slots.status(number)
+            await self.gave_up(status.tag, str(error), token=status.token)
             self._slots.empty(number)
         else:
             self._make_base(number, saved)
@@ -171,6 +179,15 @@ class SaveService:
             await self._queue_persist(saved, number, seq)
         finally:
             self._slots.release(number, "snapshot")
+
+    async def gave_up(self, tag: str, reason: str, *, token: str = "") -> None:
+        """Tell the other ranks, if there are any, that a save of this one failed."""
+        if self._ranks is not None and tag:
+            await asyncio.to_thread(self._ranks.gave_up, tag, token, reason)
+
+    async def _mark_persisted(self) -> None:
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.persisted)
 
     def _make_base(self, number: int, saved: Saved) -> None:
         """Let the snapshot that was just committed be the base of the next save."""
@@ -315,7 +332,14 @@ class SaveService:
             degraded=choice.degraded,
         )
         saved.stats.compressed = self._config.settings.compression != "never"
-        record = await publish(self._coordinator, saved.record, self._claim)
+        try:
+            record = await publish(self._coordinator, saved.record, self._claim)
+        except CommitConflictError:
+            if self._ranks is not None:
+                # One rank's part of a save that was aborted for all.
+                directory = directory_name(generation, snapshot.tag)
+                await asyncio.to_thread(self._folder.remove, directory)
+            raise
         await asyncio.to_thread(self._coordinator.mark_persisted, record.run, record.generation, record.token)
         return saved
 
@@ -323,6 +347,7 @@ class SaveService:
         """Start persisting a committed generation when its turn comes; at most one is being written."""
         self._unpersisted = None if saved.record.persisted else (saved, seq)
         if saved.record.persisted:
+            await self._mark_persisted()
             self._notify({"event": "persisted", "seq": seq})
             return
         every = self._config.settings.persist_every
@@ -352,6 +377,7 @@ class SaveService:
         else:
             if self._unpersisted is not None and self._unpersisted[0] is saved:
                 self._unpersisted = None
+            await self._mark_persisted()
             self._notify(
                 {
                     "event": "persisted",
@@ -420,6 +446,12 @@ class SaveService:
             why,
         )
         return self._known
+
+    def known_commits(self, run: str) -> dict[str, Any]:
+        """Return which checkpoints of all ranks of a run there are, and the newest of a single process."""
+        if (now := self._coordinator.health()).state == "suspended":
+            raise CoordinationError(f"the coordinator is away: {now.why}")
+        return known_commits(self._coordinator, run)
 
     def safe_elsewhere(self) -> bool:
         """Say whether the newest checkpoint is in another tier than the memory of this host."""

@@ -112,6 +112,8 @@ class Outcome:
     #: Tokens and generations of the parts by rank, of a commit.
     tokens: tuple[str, ...] = ()
     generations: tuple[int, ...] = ()
+    #: When the last part was made, of a commit.
+    created_unix: float = 0.0
     #: Aborted because the rank that prepared a part is gone: no save of those who live was meant.
     leftover: bool = False
 
@@ -151,6 +153,7 @@ class JointCommit:
     number: int
     tag: str
     world_size: int
+    created_unix: float
     tokens: tuple[str, ...]
     generations: tuple[int, ...]
 
@@ -249,6 +252,7 @@ def judge_joint(view: JointView, me: int, *, gone: Collection[int], late: str) -
             f"rank {me}: all parts are there",
             tokens=tuple(part.token for part in parts),
             generations=tuple(part.generation for part in parts),
+            created_unix=max(part.created_unix for part in parts),
         )
     died = [rank for rank in missing if rank in gone]
     if died:

@@ -139,7 +139,16 @@ class JointSaves:
             if head is None:
                 raise CoordinationError(f"joint save {number} of run {self.run} is gone: somebody deleted it")
             save = JointSave.from_bytes(head.value)
-            found.append(JointCommit(number, save.tag, save.world_size, outcome.tokens, outcome.generations))
+            found.append(
+                JointCommit(
+                    number,
+                    save.tag,
+                    save.world_size,
+                    outcome.created_unix,
+                    outcome.tokens,
+                    outcome.generations,
+                )
+            )
         return found
 
     def begin(self, tag: str, *, above: int) -> None:

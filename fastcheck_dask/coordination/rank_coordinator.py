@@ -19,6 +19,7 @@ from fastcheck_dask.coordination.base import (
     CommitRecord,
     Coordinator,
     Decision,
+    Health,
     NodeInfo,
     Registration,
     RunClaim,
@@ -69,8 +70,6 @@ class RankCoordinator:
     ----------
     inner : Coordinator
         The real one.
-    entries : Entries
-        Its entries.
     run : str
         The run of all ranks.
     me : Rank
@@ -85,7 +84,6 @@ class RankCoordinator:
     def __init__(
         self,
         inner: Coordinator,
-        entries: Entries,
         *,
         run: str,
         me: Rank,
@@ -94,7 +92,7 @@ class RankCoordinator:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._inner, self._me, self._clock = inner, me, clock
-        self._saves = JointSaves(entries, run, me)
+        self._saves = JointSaves(inner.entries, run, me)
         self._runs = [run_of_rank(run, rank) for rank in range(me.world_size)]
         self._run = self._runs[me.rank]
         self._commit_seconds = commit_seconds
@@ -108,9 +106,25 @@ class RankCoordinator:
         self._seen: dict[int, str] = {}
         #: A part whose decision is not known, or not written as that of our generation.
         self._own: _Own | None = None
+        #: Of the last save whose decision is known.
+        self._decided_token = ""
         self._closed = threading.Event()
 
     # ---- what is as with any run
+
+    @property
+    def entries(self) -> Entries:
+        """Small shared entries, in the same session."""
+        return self._inner.entries
+
+    @property
+    def layout_version(self) -> int:
+        """Version of the layout; see `Coordinator`."""
+        return self._inner.layout_version
+
+    def health(self) -> Health:
+        """Say how the connection is; see `Coordinator`."""
+        return self._inner.health()
 
     def register(self, info: NodeInfo) -> Registration:
         """Announce a storage node; see `Coordinator`."""
@@ -193,29 +207,33 @@ class RankCoordinator:
             assert self._own is None, "what is in doubt is settled before a save begins, by newest_decided"
             deadline = Deadline.after(self._commit_seconds, self._clock)
             claim.check()
-            number = self._matched(record.tag)
+            number = self._matched(record.tag, record.token)
             self._own = _Own(number, Part(self._me.rank, self._owner, record), deadline)
         own = self._own
         outcome = self._decided(own)
         stored = self._write_down(own.part.record, outcome)
-        self._consumed, self._own = own.number, None
+        self._consumed, self._own, self._decided_token = own.number, None, record.token
         if not outcome.committed:
             raise CommitConflictError(f"save {record.tag!r} was aborted for all ranks: {outcome.reason}")
         return record if stored is None else stored
 
-    def give_up(self, tag: str, reason: str) -> None:
+    def give_up(self, tag: str, *, token: str = "", reason: str) -> None:
         """Say that this rank has no part for the save of that tag: the others need not wait for it.
+
+        `token` is that of the save, if it came as far as one: nothing is done if its decision is known.
 
         Raises
         ------
         CoordinationError
             If the coordinator cannot be reached: the others find out by their deadline.
         """
-        if self._own is not None and self._own.part.record.tag == tag:
+        if self._own is not None:
             self._settle()
             return
+        if token and token == self._decided_token:
+            return
         try:
-            number = self._matched(tag)
+            number = self._matched(tag, token)
         except CommitConflictError:
             return
         self._saves.decide(number, Outcome(False, f"rank {self._me.rank} failed: {reason}"))
@@ -227,7 +245,7 @@ class RankCoordinator:
 
     # ---- taking part
 
-    def _matched(self, tag: str) -> int:
+    def _matched(self, tag: str, token: str) -> int:
         """Return the number of the joint save in which a save of this tag takes part; begin it if need be.
 
         Raises
@@ -242,7 +260,7 @@ class RankCoordinator:
                 gone = self._gone_authors(view)
                 found = match(view, self._me, tag, gone=gone, joined_after=self._joined_after)
                 if isinstance(found, Late):
-                    self._consumed = number
+                    self._consumed, self._decided_token = number, token
                     raise CommitConflictError(
                         f"save {tag!r} was aborted before rank {self._me.rank} came to it: {found.reason}"
                     )

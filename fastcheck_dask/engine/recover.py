@@ -64,6 +64,7 @@ class Recovery:
         tag: str | None = None,
         include: str | list[str] | None = None,
         free_slot: int | None = None,
+        token: str | None = None,
     ) -> Recovered | None:
         """Load the newest checkpoint that can be had complete, or the one with a tag.
 
@@ -77,6 +78,8 @@ class Recovery:
             Patterns of leaf paths; only what matches is loaded.
         free_slot : int, optional
             A slot that may be filled with the newest checkpoint, so that the next save is a delta.
+        token : str, optional
+            Of the checkpoint with that tag, where all ranks have to load the same one.
 
         Returns
         -------
@@ -89,7 +92,8 @@ class Recovery:
         """
         survey, unlisted = self._survey()
         found = self._candidates(records, survey)
-        chosen = self._chosen(found, tag, unlisted)
+        wanted = found if token is None else [c for c in found if c.token == token]
+        chosen = self._chosen(wanted, tag, unlisted)
         if not chosen:
             self._refuse_unmarked()
             return None

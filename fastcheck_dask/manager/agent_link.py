@@ -77,6 +77,10 @@ class AgentLink:
         self._free: set[int] = set()
         self._closing = False
         self._heard = True
+        self._start_seconds = START_SECONDS
+        if start["ranks"] is not None:
+            # Its predecessor may still wait for the other ranks.
+            self._start_seconds += start["settings"]["commit_seconds"]
         ours, theirs = socket.socketpair()
         self._channel = BlockingChannel(ours)
         with theirs:
@@ -104,7 +108,7 @@ class AgentLink:
 
     def wait_ready(self) -> None:
         """Wait until the agent serves, or raise what kept it from starting."""
-        first = self._wait(lambda: self._first, START_SECONDS, "start")
+        first = self._wait(lambda: self._first, self._start_seconds, "start")
         if first["event"] == "cannot_start":
             raise from_wire(first["error"])
 
@@ -160,6 +164,12 @@ class AgentLink:
             # A signal's exception, and perhaps it is sent already: the agent takes each number once.
             self._channel.send(message)
             raise
+
+    def gave_up(self, tag: str, reason: str) -> None:
+        """Say that no snapshot will come for a save."""
+        # An agent that is gone says it by that.
+        with contextlib.suppress(ClosedError):
+            self._channel.send({"op": "gave_up", "tag": tag, "reason": reason})
 
     def adopt(self, number: int) -> None:
         """Offer the checkpoint that a load put into a slot as delta base."""

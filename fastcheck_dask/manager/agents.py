@@ -81,6 +81,12 @@ class Agents:
                 raise
             return self.link().ask(op, **arguments)
 
+    def gave_up(self, tag: str, reason: str) -> None:
+        """Have the other ranks told, if there are any, that this one has no part for a save."""
+        link = self._link
+        if link is not None and self._start["ranks"] is not None:
+            link.gave_up(tag, reason)
+
     @property
     def in_flight(self) -> list[SaveHandle]:
         """Handles of the saves that are not done."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
@@ -19,7 +19,17 @@ from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.load import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
-from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, SaveBusyError
+from fastcheck_dask.errors import (
+    ClosedError,
+    ConfigError,
+    CoordinationError,
+    CorruptDataError,
+    FastCheckError,
+    SaveBusyError,
+    ShardUnavailableError,
+    TierError,
+    UnrecoverableError,
+)
 from fastcheck_dask.ids import check_name, is_url, joined, run_id_for
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agent_link import AgentLink
@@ -34,10 +44,11 @@ from fastcheck_dask.manager.arguments import (
 )
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
+from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
 from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
 from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.local import LocalTier, SlotState
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import clients_for
 
@@ -75,10 +86,14 @@ class FastCheckManager:
     takeover : bool
         Take the run although its owner is alive, or seems so: the owner's next save fails with `FencedError`.
         Nothing is ended; see to it that the former training does not go on.
+    rank, world_size : int, optional
+        Which of how many processes this is that train together: each saves its own state, and a checkpoint
+        is in force when all ranks have saved theirs under the same tag. ``rank="auto"`` reads both from the
+        environment of ``torchrun``; without them this process is the only one.
     **options
-        ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
-        ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
-        ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        ``encoders``, ``close_timeout``, ``commit_timeout``, ``max_shards``, ``connect_timeout``,
+        ``floor_bandwidth``, ``grace``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and
+        what goes with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------
@@ -110,11 +125,15 @@ class FastCheckManager:
         local_dir: str | os.PathLike[str] | None = None,
         chunk_bytes: int | str | None = None,
         takeover: bool = False,
+        rank: int | Literal["auto"] | None = None,
+        world_size: int | None = None,
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
-        self._location = place_of(checkpoint_dir)
-        self._run = run_id_for(self._location) if run_id is None else check_name(run_id, "run_id")
+        location = place_of(checkpoint_dir)
+        run = run_id_for(location) if run_id is None else check_name(run_id, "run_id")
+        self._place = Place(parse_rank(rank, world_size), run, location)
+        self._location, self._run = self._place.location, self._place.run
         self._settings = settings(
             on_busy=on_busy,
             persist_every=persist_every,
@@ -171,7 +190,9 @@ class FastCheckManager:
                     f"no storage node is registered with the scheduler {scheduler}; start some "
                     "(`dask fastcheck storage`), or give coordinator=... so that they can come later"
                 )
-        return coordinator_url(coordinator or own_coordinator(self._location, self._run))
+        return coordinator_url(
+            coordinator or own_coordinator(self._place.whole_location, self._place.whole_run)
+        )
 
     def _start_message(self, url: str, wanted: int | None, root: str | None) -> Message:
         return {
@@ -182,6 +203,7 @@ class FastCheckManager:
             "wanted_shards": wanted,
             "settings": self._settings.to_dict() | {"local_dir": root},
             "owner": f"pid {self._pid} on {os.uname().nodename}",
+            "ranks": self._place.message,
             "log_level": logging.getLogger("fastcheck_dask").getEffectiveLevel(),
         }
 
@@ -229,7 +251,7 @@ class FastCheckManager:
         self._check_open()
         check_name(tag, "tag")
         started = time.monotonic()
-        with self._alone(f"save {tag!r}"):
+        with self._alone(f"save {tag!r}"), self._others_told(tag):
             if self._unreported is not None:
                 log.error("an earlier save failed: %s", self._unreported)
                 self._unreported = None
@@ -238,6 +260,15 @@ class FastCheckManager:
             self._snapshots.save(flat, handle, started)
             self._snapshots.make_room_ahead(self._turn)
         return handle
+
+    @contextlib.contextmanager
+    def _others_told(self, tag: str) -> Iterator[None]:
+        """Tell the other ranks when a save is not even begun here."""
+        try:
+            yield
+        except FastCheckError as error:
+            self._agents.gave_up(tag, str(error))
+            raise
 
     def _note_failure(self, error: FastCheckError) -> None:
         self._unreported = error
@@ -284,25 +315,58 @@ class FastCheckManager:
         UnrecoverableError
             If there are checkpoints and no source could give one complete.
         LayoutError
-            If nothing matches `include`.
+            If nothing matches `include`, or the checkpoint was saved with another `world_size`.
+
+        Notes
+        -----
+        With several ranks all of them load the same checkpoint, the newest that all have saved: one that
+        cannot restore its part raises, and names the next older one to load on all ranks.
         """
         self._check_open()
         with self._alone("load"):
             self._settle()
-            recovered = self._recover(tag, include)
+            recovered = self._recover_part(tag, include)
             if recovered is None:
                 return None
             self.last_load = recovered.report
             return recovered.state
 
-    def _recover(self, tag: str | None, include: str | list[str] | None) -> Recovered | None:
+    def _recover_part(self, tag: str | None, include: str | list[str] | None) -> Recovered | None:
+        if self._place.alone:
+            try:
+                self._known().choose(tag)
+            except CoordinationError as error:
+                log.warning("whether several ranks saved here since is not known: %s", error)
+            return self._recover(tag, include)
+        known = self._known()
+        joint = known.choose(tag)
+        if joint is None:
+            slots = [slot.status.state is SlotState.COMMITTED for slot in self._local.slots]
+            refuse_unproved(self._place, any(slots) or bool(self._folder.committed()))
+            return None
+        token = joint.tokens[self._place.me.rank]
+        try:
+            return self._recover(joint.tag, include, token=token)
+        except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
+            raise UnrecoverableError(
+                f"the part of rank {self._place.me.rank} of checkpoint {joint.tag!r}",
+                (str(error), known.older(joint)),
+            ) from error
+
+    def _known(self) -> Known:
+        return Known(self._place, self._agents.ask("commits", run=self._place.whole_run))
+
+    def _recover(
+        self, tag: str | None, include: str | list[str] | None, *, token: str | None = None
+    ) -> Recovered | None:
         records = self._records()
         link = self._agents.link()
         free = link.free_slot()
         self._agents.at_work = free
         try:
             recovery = Recovery(self._local, self._folder, clients_for(self._settings))
-            recovered = run_apart(recovery.load(records, tag=tag, include=include, free_slot=free))
+            loading = recovery.load(records, tag=tag, include=include, free_slot=free, token=token)
+            recovered = run_apart(loading)
             if recovered is not None and recovered.filled is not None:
                 self._offer_base(link, recovered.filled)
         finally:
@@ -328,14 +392,19 @@ class FastCheckManager:
     def tags(self) -> list[str]:
         """Return the tags of the committed checkpoints, oldest first."""
         self._check_open()
+        if not self._place.alone:
+            return [joint.tag for joint in self._known().joint]
         known = {(record.generation, record.tag) for record in self._records()}
         known |= {(marker.generation, marker.tag) for marker in self._folder.committed()}
         return [tag for _, tag in sorted(known)]
 
     def path(self, tag: str) -> str:
         """Return where the object tier has the newest checkpoint of a tag: a zarr group."""
+        tokens = None
+        if not self._place.alone:
+            tokens = {joint.tokens[self._place.me.rank] for joint in self._known().joint if joint.tag == tag}
         for marker in reversed(self._folder.committed()):
-            if marker.tag == tag:
+            if marker.tag == tag and (tokens is None or marker.token in tokens):
                 return joined(self._location, marker.directory)
         raise ConfigError(f"{self._location} has no committed checkpoint with the tag {tag!r} (yet)")
 

@@ -135,12 +135,14 @@ class Snapshots:
             raise error
         handle.skipped = True
         handle._fall_short("local", "peers", "object", error=error)
+        self._agents.gave_up(handle.tag, str(error))
         log.warning("%s", error)
         return None
 
     def _fail(self, handle: SaveHandle, error: FastCheckError) -> None:
         log.error("save %r failed: %s", handle.tag, error)
         self._agents.on_failure(error)
+        self._agents.gave_up(handle.tag, str(error))
         handle._fall_short("local", "peers", "object", error=error)
 
 

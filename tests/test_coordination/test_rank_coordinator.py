@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.entries import OutcomeUnknownError
-from fastcheck_dask.coordination.joint import Rank, run_of_rank
+from fastcheck_dask.coordination.joint import Part, Rank, run_of_rank
 from fastcheck_dask.coordination.joint_saves import JointSaves
 from fastcheck_dask.coordination.rank_coordinator import RankCoordinator
 from fastcheck_dask.errors import (
@@ -23,7 +23,6 @@ from fastcheck_dask.errors import (
     RunInUseError,
 )
 from fastcheck_dask.testing.clock import FakeClock
-from fastcheck_dask.testing.entries import SharedEntries
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
 PATIENCE = 60.0
@@ -153,13 +152,10 @@ class Life:
         self.waited: list[float] = []
         self.began = world.clock.now()
         self.session = world.coordinator.another()
-        self.entries = world.shared.session()
         inner = Stepped(self.session, self, {"claim", "owner", "commit", "abort", "newest_decided", "latest"})
-        entries = SteppedEntries(self.entries, self, {"get", "get_many", "names"})
+        inner.entries = SteppedEntries(self.session.entries, self, {"get", "get_many", "names"})
         me = Rank(rank, world.size)
-        self.coordinator = RankCoordinator(
-            inner, entries, run="r", me=me, commit_seconds=PATIENCE, clock=world.clock
-        )
+        self.coordinator = RankCoordinator(inner, run="r", me=me, commit_seconds=PATIENCE, clock=world.clock)
         self.alive = True
         self.thread = threading.Thread(target=self.main, daemon=True)
         world.turns.start(self, self.thread)
@@ -180,7 +176,6 @@ class Life:
         finally:
             self.alive = False
             self.session.close()
-            self.entries.close()
             self.world.turns.mine.release()
 
     def run(self):
@@ -219,7 +214,7 @@ class World:
     def __init__(self, size, tags):
         self.size = size
         self.turns, self.clock, self.count = Turns(), FakeClock(), itertools.count()
-        self.coordinator, self.shared = FakeCoordinator(), SharedEntries()
+        self.coordinator = FakeCoordinator()
         self.nodes = [Node() for _ in range(size)]
         self.errors: list[BaseException] = []
         self.lives: list[Life] = []
@@ -251,8 +246,7 @@ class World:
         raise AssertionError("somebody waits for ever")
 
     def saves(self):
-        entries = self.shared.session()
-        saves = JointSaves(entries, "r", Rank(0, self.size))
+        saves = JointSaves(self.coordinator.entries, "r", Rank(0, self.size))
         return [saves.read(number) for number in saves.numbers()]
 
     def check(self):
@@ -437,12 +431,11 @@ def test_ranks_with_different_tags_are_told_both():
 @pytest.fixture
 def rank():
     """Make a rank's coordinator over shared memory, without turns."""
-    coordinator, shared = FakeCoordinator(), SharedEntries()
+    coordinator = FakeCoordinator()
 
     def make(number, size=2, **options):
         made = RankCoordinator(
             coordinator.another(),
-            shared.session(),
             run="r",
             me=Rank(number, size),
             **({"commit_seconds": PATIENCE} | options),
@@ -489,7 +482,9 @@ def test_commit_is_that_of_the_ranks_own_run_too(rank):
 
 def test_commit_one_rank_gave_up_the_other_is_told_why(rank):
     (zero, claim0), (one, claim1) = rank(0), rank(1)
-    found = both(lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", "node n3 is too small"))
+    found = both(
+        lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", reason="node n3 is too small")
+    )
     assert isinstance(found[0], CommitConflictError)
     assert "rank 1 failed: node n3 is too small" in str(found[0])
     assert zero.newest_decided("r.r00000") == 1
@@ -500,14 +495,14 @@ def test_commit_one_rank_gave_up_the_other_is_told_why(rank):
 
 def test_commit_after_the_other_gave_up_is_told_at_once(rank):
     (zero, claim0), (one, _) = rank(0), rank(1)
-    one.give_up("t", "out of memory")
+    one.give_up("t", reason="out of memory")
     with pytest.raises(CommitConflictError, match=r"before rank 0 came.*out of memory"):
         zero.commit(part(0), claim0)
 
 
 def test_commit_other_world_size_is_refused_with_both_numbers(rank):
     (zero, claim0), (one, claim1) = rank(0, 2), rank(1, 3)
-    found = both(lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", "x"))
+    found = both(lambda: zero.commit(part(0), claim0), lambda: one.give_up("t", reason="x"))
     assert "world_size=3" in str(found[0])
     assert "world_size=2" in str(found[0])
     assert claim1.run == "r.r00001"
@@ -517,21 +512,23 @@ def test_commit_rank_taken_over_is_fenced_and_puts_nothing_there(rank):
     zero, claim0 = rank(0)
     late = JointSaves(zero._saves._entries, "r", Rank(0, 2))
     late.join(claim0.order, "late")
+    late.begin("u", above=0)
     later, _ = _taken_over(zero)
     with pytest.raises(FencedError):
         zero.commit(part(0), claim0)
     with pytest.raises(FencedError, match="taken over by"):
         late.begin("t", above=0)
-    assert late.numbers() == []
+    with pytest.raises(FencedError, match="taken over by"):
+        late.add_part(1, Part(0, "late", part(0, "u")))
+    assert late.numbers() == [1]
+    assert late.read(1).parts == {}
     assert later.joint_commits() == []
     with pytest.raises(FencedError, match="taken over by"):
         late.join(claim0.order, "late")
 
 
 def _taken_over(zero):
-    inner = zero._inner.another()
-    shared = zero._saves._entries._shared
-    made = RankCoordinator(inner, shared.session(), run="r", me=Rank(0, 2), commit_seconds=PATIENCE)
+    made = RankCoordinator(zero._inner.another(), run="r", me=Rank(0, 2), commit_seconds=PATIENCE)
     return made, made.claim("r.r00000", "another", takeover=True)
 
 
@@ -551,3 +548,52 @@ def test_numbers_go_on_above_what_the_object_tier_knows(rank):
     (zero, claim0), (one, claim1) = rank(0, above=41), rank(1, above=41)
     both(lambda: zero.commit(part(0), claim0), lambda: one.commit(part(1), claim1))
     assert [joint.number for joint in zero.joint_commits()] == [42]
+
+
+def test_coordinator_lost_while_waiting_part_is_kept_until_it_is_known(rank):
+    clock = FakeClock()
+    (zero, claim0), (one, claim1) = rank(0, clock=clock), rank(1)
+    numbers = zero._saves
+
+    def lose_it(*_):
+        zero._inner.unreachable = True
+        clock.advance(PATIENCE)
+        raise CoordinationError("the coordinator does not answer")
+
+    numbers.watch = lose_it
+    with pytest.raises(CoordinationError, match="does not answer"):
+        zero.commit(part(0), claim0)
+    with pytest.raises(CoordinationError):
+        zero.newest_decided("r.r00000")
+    # Meanwhile the other rank finds both parts there.
+    assert one.commit(part(1), claim1) == part(1)
+    zero._inner.unreachable = False
+    assert zero.newest_decided("r.r00000") == 1
+    assert zero.latest("r.r00000") == part(0)
+
+
+def test_coordinator_lost_while_waiting_undecided_is_aborted_before_the_next_save(rank):
+    clock = FakeClock()
+    (zero, claim0), (one, claim1) = rank(0, clock=clock), rank(1)
+
+    def lose_it(*_):
+        clock.advance(PATIENCE)
+        raise CoordinationError("the coordinator does not answer")
+
+    zero._saves.watch, watch = lose_it, zero._saves.watch
+    with pytest.raises(CoordinationError, match="does not answer"):
+        zero.commit(part(0), claim0)
+    zero._saves.watch = watch
+    assert zero.newest_decided("r.r00000") == 1
+    assert (zero.latest("r.r00000"), zero._saves.read(1).outcome.committed) == (None, False)
+    found = both(lambda: zero.commit(part(0, "u", 2), claim0), lambda: one.commit(part(1, "u", 1), claim1))
+    assert found == [part(0, "u", 2), part(1, "u", 1)]
+
+
+def test_give_up_of_a_decided_save_harms_no_later_one(rank):
+    (zero, claim0), (one, _) = rank(0), rank(1)
+    one.give_up("t", reason="out of memory")
+    with pytest.raises(CommitConflictError):
+        zero.commit(part(0), claim0)
+    zero.give_up("t", token="t0", reason="it was aborted")
+    assert zero._saves.numbers() == [1]

@@ -1,0 +1,68 @@
+"""What an agent does for the other ranks: says when its save failed, and marks what all have persisted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fastcheck_dask.coordination.base import Coordinator
+from fastcheck_dask.coordination.joint import JointCommit, Rank
+from fastcheck_dask.coordination.joint_saves import JointSaves
+from fastcheck_dask.coordination.rank_coordinator import RankCoordinator
+from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker
+
+log = logging.getLogger(__name__)
+
+#: So many of the newest joint checkpoints are looked at for a marker that is missing.
+_LOOK_BACK = 4
+
+
+class RankDuties:
+    """The duties of one rank's agent. Every method blocks, and raises nothing: a save is not lost by it.
+
+    Parameters
+    ----------
+    coordinator : RankCoordinator
+        Of this rank.
+    location : str
+        The checkpoint directory of all ranks.
+    """
+
+    def __init__(self, coordinator: RankCoordinator, location: str) -> None:
+        self._coordinator, self._location = coordinator, location
+
+    def gave_up(self, tag: str, token: str, reason: str) -> None:
+        """Tell the other ranks that this one has no part for a save."""
+        try:
+            self._coordinator.give_up(tag, token=token, reason=reason)
+        except FastCheckError as error:
+            log.warning("the other ranks wait for save %r until their deadline: %s", tag, error)
+
+    def persisted(self) -> None:
+        """Write the markers of joint checkpoints that are complete in the object tier by now."""
+        try:
+            folder = JointFolder(self._location)
+            for commit in self._coordinator.joint_commits()[-_LOOK_BACK:]:
+                folder.publish(JointMarker(**vars(commit)))
+        except FastCheckError as error:
+            log.warning("joint checkpoints in %s are not marked as such: %s", self._location, error)
+
+
+def known_commits(coordinator: Coordinator, run: str) -> dict[str, Any]:
+    """Return, as plain values, which checkpoints of all ranks there are, and the newest of a single process.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        Any one.
+    run : str
+        The run of all ranks.
+    """
+    joint: Iterable[JointCommit] = JointSaves(coordinator.entries, run, Rank(0, 1)).commits()
+    alone = coordinator.latest(run)
+    return {
+        "joint": [vars(commit) for commit in joint],
+        "alone": None if alone is None else [alone.tag, alone.created_unix],
+    }
