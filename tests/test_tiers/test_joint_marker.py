@@ -1,0 +1,77 @@
+"""Joint markers: what they say, and that none is written before every rank's part is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastcheck_dask.errors import CommitConflictError, CorruptDataError, UnknownFormatError
+from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker, location_of_rank
+
+MARKER = JointMarker(7, "t", 2, 1.5, ("a", "b"), (3, 4))
+
+
+def put_part(folder: JointFolder, rank: int, token: str) -> None:
+    """Put a rank's own commit marker there, as persisting does at its end."""
+    marker = CommitMarker(f"r.r{rank}", MARKER.generations[rank], "t", token, "0" * 64, 1, 1.5)
+    path = f".fastcheck/commits/{marker.directory}.json"
+    assert folder.folder(rank).store.create(path, marker.to_bytes())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> JointFolder:
+    return JointFolder(str(tmp_path))
+
+
+def test_publish_only_when_every_part_is_there(folder: JointFolder) -> None:
+    assert folder.lacking(MARKER) == [0, 1]
+    put_part(folder, 0, "a")
+    assert not folder.publish(MARKER)
+    assert (folder.markers(), folder.lacking(MARKER)) == ([], [1])
+    put_part(folder, 1, "b")
+    assert folder.publish(MARKER)
+    assert folder.publish(MARKER)
+    assert folder.markers() == [MARKER]
+
+
+def test_publish_part_of_another_save_does_not_count(folder: JointFolder) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "another")
+    assert not folder.publish(MARKER)
+
+
+def test_publish_other_parts_under_the_same_number_conflict(folder: JointFolder) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "b")
+    folder.publish(MARKER)
+    with pytest.raises(CommitConflictError):
+        folder.publish(replace(MARKER, tokens=("a", "c")))
+
+
+def test_markers_damaged_one_is_left_out(folder: JointFolder, caplog: pytest.LogCaptureFixture) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "b")
+    folder.publish(MARKER)
+    folder._store.create(".fastcheck/joint/00000008-u.json", b"{")
+    assert folder.markers() == [MARKER]
+    assert "00000008-u.json" in caplog.text
+
+
+def test_bytes_round_trip_and_refusals() -> None:
+    data = MARKER.to_bytes()
+    assert JointMarker.from_bytes(data) == MARKER
+    with pytest.raises(UnknownFormatError, match="upgrade"):
+        JointMarker.from_bytes(data.replace(b'"version":1', b'"version":2'))
+    for wrong in (b'{"format":"fastcheck-commit"}', b"[]"):
+        with pytest.raises(UnknownFormatError):
+            JointMarker.from_bytes(wrong)
+    for before, after in ((b'"world_size":2', b'"world_size":3'), (b'"number":7', b'"number":-7')):
+        with pytest.raises(CorruptDataError):
+            JointMarker.from_bytes(data.replace(before, after))
+
+
+def test_location_of_rank_in_a_store_with_options() -> None:
+    assert location_of_rank("s3://b/run?region=eu", 3) == "s3://b/run/rank-00003?region=eu"
