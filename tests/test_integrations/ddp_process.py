@@ -1,4 +1,4 @@
-"""One rank of a DDP training: goes on where all ranks were, saves every second step, prints what it ends with."""
+"""One rank of a DDP training: goes on where all were, saves every second step, prints what it ends with."""
 
 from __future__ import annotations
 
