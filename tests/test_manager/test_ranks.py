@@ -137,8 +137,10 @@ def test_tags_differ_both_are_named(world: Any) -> None:
 
 
 def test_rank_that_is_late_is_named_and_told(world: Any) -> None:
+    before = world()
+    before.save(1)
+    before.close()
     ranks = world(commit_timeout="500 ms")
-    ranks.save(1)
     early = ranks.managers[0].save_async({"w": part(0, 2), "step": 2}, "t2")
     assert "rank 1 had not prepared 't2' within 0.5 s" in str(early.exception(timeout=60))
     late = ranks.managers[1].save_async({"w": part(1, 2), "step": 2}, "t2")
