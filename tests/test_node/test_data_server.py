@@ -163,6 +163,7 @@ def test_repair_quarantine_pin_and_drop_over_the_wire(
             "committed": None,
             "staged": [],
             "pins": [],
+            "ring": [],
         }
 
     with_client(serve(store), use)
