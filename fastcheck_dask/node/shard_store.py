@@ -18,7 +18,7 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.layout.manifest import digest_of_manifest
 from fastcheck_dask.node.entries import Entry, accept, accept_whole
 from fastcheck_dask.node.generations import Generation, Name, Run, Staged
-from fastcheck_dask.node.holdings import ORPHAN_SECONDS, STAGED_SECONDS, Holdings
+from fastcheck_dask.node.holdings import LEASE_SECONDS, ORPHAN_SECONDS, STAGED_SECONDS, Holdings
 from fastcheck_dask.node.merger import Checked, Merger
 from fastcheck_dask.node.status import report_of, summary_of
 from fastcheck_dask.tiers.descriptors import Descriptor
@@ -37,6 +37,14 @@ class Found(NamedTuple):
     missing: list[str]
     #: Those of `missing` that were damaged.
     corrupt: list[str]
+
+
+class Undecided(NamedTuple):
+    """A run of which the coordinator knows more."""
+
+    run: str
+    #: Saves that this node voted for, and whose author has not been heard of for long.
+    prepared: list[Name]
 
 
 class ShardStore:
@@ -229,6 +237,24 @@ class ShardStore:
         """Drop the staged saves whose time is over; called now and then."""
         with self._holdings.locked():
             self._holdings.expire()
+
+    def undecided(self) -> list[Undecided]:
+        """Return the runs that nobody saves now, and whose saves or persisting are not known of."""
+        now = self._clock.now()
+        with self._holdings.locked():
+            return [
+                Undecided(name, prepared)
+                for name, run in self._runs.items()
+                if all(staged.expires <= now for staged in run.staged.values())
+                and (
+                    (prepared := [staged.name for staged in run.staged.values() if staged.prepared])
+                    or (
+                        run.committed is not None
+                        and run.committed.number > run.persisted
+                        and run.lease_ends(LEASE_SECONDS) <= now
+                    )
+                )
+            ]
 
     # ---- what may be evicted
 

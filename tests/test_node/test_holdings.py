@@ -363,7 +363,7 @@ def test_run_whose_lease_lasts_or_that_is_in_memory_alone_is_never_evicted(
 
 
 def test_run_that_asks_for_room_does_not_lose_its_own_base(full: Any, clock: FakeClock) -> None:
-    store, old, young = full
+    store, old, _young = full
     store.persisted(*old.name)
     clock.advance(LEASE_SECONDS)
     with pytest.raises(NodeFullError):
@@ -375,7 +375,7 @@ def test_run_that_asks_for_room_does_not_lose_its_own_base(full: Any, clock: Fak
 
 
 def test_persisted_by_another_author_of_the_number_says_nothing(full: Any, clock: FakeClock) -> None:
-    store, old, _ = full
+    store, _old, _ = full
     store.persisted("old", 1, "another")
     clock.advance(LEASE_SECONDS)
     with pytest.raises(NodeFullError):
