@@ -74,7 +74,7 @@ class FastCheckManager:
         Largest chunk.
     **options
         ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
-        ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
+        ``lease``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
         ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises

@@ -100,30 +100,33 @@ class Holdings:
     # ---- room
 
     def require_room(self, name: str, wanted_bytes: int, *, besides: Staged | None = None) -> None:
-        """Have so many bytes free for a run, or raise `NodeFullError`; gives up what may be given up.
+        """Have so many bytes free for a run, or raise `NodeFullError`, which says how many could be had.
 
-        First saves that nobody goes on with, then rings, then runs: least recently used first, among those
-        whose lease has ended and of which the object tier has what is held here, or something newer.
+        What may be given up is given up, if that is enough: first saves that nobody goes on with, then rings,
+        then runs, least recently used first, among those whose lease has ended and of which the object tier
+        has what is held here, or something newer.
         """
+        if wanted_bytes <= self.free_bytes(besides):
+            return
+        possible = self._reclaim(name, wanted_bytes, besides)
         if wanted_bytes > self.free_bytes(besides):
-            self._reclaim(name, wanted_bytes, besides)
-        free = self.free_bytes(besides)
-        if wanted_bytes > free:
-            raise NodeFullError(self.name, wanted_bytes, max(0, free))
+            raise NodeFullError(self.name, wanted_bytes, max(0, possible))
 
-    def _reclaim(self, asking: str, wanted_bytes: int, besides: Staged | None) -> None:
+    def _reclaim(self, asking: str, wanted_bytes: int, besides: Staged | None) -> int:
+        """Give up what it takes, or nothing if it is not enough; return what can be had."""
         self.expire(besides)
         evictable = [name for name in self._evictable() if name != asking]
         possible = self.free_bytes(besides) + self.ring_ledger.used_bytes
         possible += sum(array.nbytes for name in evictable for array in self.runs[name].arrays())
         if wanted_bytes > possible:
-            return
+            return possible
         while wanted_bytes > self.free_bytes(besides) and self._give_up_ring():
             pass
         for name in evictable:
             if wanted_bytes > self.free_bytes(besides):
                 logger.info("node %s evicts run %s: %s", self.name, name, self.runs[name].described())
                 self.drop(name)
+        return self.free_bytes(besides)
 
     def make_room_in_rings(self, wanted_bytes: int) -> bool:
         """Have so many bytes free at the expense of rings alone; say whether they are."""

@@ -1,4 +1,4 @@
-"""What a storage node does now and then: forgets saves nobody goes on with, and asks what became of others."""
+"""What a storage node does now and then: drop saves nobody goes on with, ask what became of others."""
 
 from __future__ import annotations
 

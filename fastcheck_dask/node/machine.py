@@ -53,8 +53,8 @@ def check_memory(wanted_bytes: int, limit_bytes: int) -> None:
         raise ConfigError(f"the memory of a storage node must be at least 1 byte, got {wanted_bytes}")
     if wanted_bytes > limit_bytes:
         raise ConfigError(
-            f"the memory of a storage node would be {wanted_bytes:,} bytes, and this machine or its container "
-            f"has {limit_bytes:,}; give less (--memory), or a share of it (--memory 50%)"
+            f"the memory of a storage node would be {wanted_bytes:,} bytes, and this machine or its "
+            f"container has {limit_bytes:,}; give less (--memory), or a share of it (--memory 50%)"
         )
 
 

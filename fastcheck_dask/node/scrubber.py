@@ -61,7 +61,7 @@ class Scrubber:
         }
 
     def close(self) -> None:
-        """End after the chunk that is being read; `ShardStore.stop_background` is called before. Idempotent."""
+        """End after the chunk that is being read, if the store's background work was stopped. Idempotent."""
         self._closing.set()
         self._thread.join()
 

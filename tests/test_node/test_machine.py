@@ -72,6 +72,6 @@ def test_machine_that_does_not_tell_asks_for_a_size(tmp_path: Path, text: str | 
 def test_memory_beyond_the_limit_names_both() -> None:
     check_memory(GIB, GIB)
     with pytest.raises(
-        ConfigError, match="would be 1,073,741,825 bytes, and .* has 1,073,741,824; give less"
+        ConfigError, match=r"would be 1,073,741,825 bytes, and .* has 1,073,741,824; give less"
     ):
         check_memory(GIB + 1, GIB)
