@@ -61,7 +61,7 @@ def shard_sizes(content: Content) -> list[list[int]]:
     """Return the raw sizes of the chunks of each shard; the content has a layout."""
     layout = content.layout
     assert layout is not None
-    sizes = content.sizes
+    sizes = content.sizes_at_peers
     found = [[sizes[key] for key in layout.keys_of(shard)] for shard in range(layout.shards)]
     if layout.parity:
         found.append([parity_nbytes(stripe, sizes) for stripe in layout.stripes])

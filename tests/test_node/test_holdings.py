@@ -374,6 +374,29 @@ def test_run_that_asks_for_room_does_not_lose_its_own_base(full: Any, clock: Fak
         wants_room(store)
 
 
+def test_run_with_a_prepared_save_is_not_evicted(full: Any, clock: FakeClock, chunks: Any) -> None:
+    store, old, _ = full
+    store.persisted(*old.name)
+    generation, token = old.stage({"a": old.state["a"]})
+    old.prepare(token)
+    clock.advance(10 * LEASE_SECONDS)
+    with pytest.raises(NodeFullError):
+        wants_room(store)
+    # The coordinator may have its commit.
+    assert store.read("old", generation, token, keys=["a"]).missing == []
+
+
+def test_repair_never_evicts_the_run_that_it_repairs(full: Any, clock: FakeClock, chunks: Any) -> None:
+    store, old, _ = full
+    store.persisted(*old.name)
+    store.quarantine(*old.name, ["a"])
+    wants_room(store, store.report()["limit_bytes"] - store.used_bytes)
+    assert store.lease("old", 0)
+    with pytest.raises(NodeFullError):
+        store.repair(*old.name, [chunks.whole("a", old.state["a"])])
+    assert store.holds("old")["committed"] is not None
+
+
 def test_persisted_by_another_author_of_the_number_says_nothing(full: Any, clock: FakeClock) -> None:
     store, _old, _ = full
     store.persisted("old", 1, "another")
@@ -384,6 +407,18 @@ def test_persisted_by_another_author_of_the_number_says_nothing(full: Any, clock
     store.persisted("old", 2, "elsewhere")
     wants_room(store)
     assert store.holds("old")["committed"] is None
+
+
+def test_lease_that_ended_counts_anew_from_the_next_save(full: Any, clock: FakeClock, chunks: Any) -> None:
+    store, old, _ = full
+    assert store.lease("old", 0)
+    clock.advance(1)
+    old.save({"a": old.state["a"]})
+    store.persisted(*old.name)
+    with pytest.raises(NodeFullError):
+        wants_room(store)
+    clock.advance(LEASE_SECONDS)
+    wants_room(store)
 
 
 def test_evicted_run_is_saved_whole_again(full: Any, clock: FakeClock, chunks: Any) -> None:
