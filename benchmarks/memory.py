@@ -18,7 +18,7 @@ import torch
 from benchmarks.machine import resident_bytes, table
 from benchmarks.training import Training, nbytes
 from fastcheck_dask import FastCheckManager
-from fastcheck_dask.engine.save import JOB_BYTES
+from fastcheck_dask.engine.sending import JOB_BYTES
 from fastcheck_dask.testing.cluster import StorageCluster
 
 SAVES = 30

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastcheck_codecs import is_delta
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.engine.compression import CompressionPolicy, Meter
-from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.plan import CastCheck, Content, Job, jobs_for_peers
+from fastcheck_dask.engine.plan import Content, jobs_for_peers
 from fastcheck_dask.engine.reservation import Reservations, Room, shard_sizes
+from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
@@ -34,63 +33,15 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.placement.policy import Choice
-from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient
 
 log = logging.getLogger(__name__)
 
-#: Raw bytes of one job: a message to each node.
-JOB_BYTES = 16 * 2**20
 #: How long a commit is tried again while the coordinator does not answer, in seconds.
 COMMIT_PATIENCE = 30.0
 _COMMIT_RETRY = 0.5
 #: As long as every digest.
 _NO_DIGEST = "0" * 32
-
-
-@dataclass(frozen=True)
-class EncodedChunk:
-    """One encoded chunk; the payload lies in the arena and is valid while its job is held."""
-
-    key: str
-    shard: int
-    dtype: str
-    raw_nbytes: int
-    digest: str
-    crc32c: int
-    payload: Bits
-    #: What encoding it took one process.
-    encode_seconds: float = 0.0
-
-    @property
-    def descriptor(self) -> Descriptor:
-        """What travels beside the payload."""
-        return Descriptor(
-            self.key, self.dtype, self.raw_nbytes, self.digest, self.crc32c, self.payload.nbytes
-        )
-
-
-class Encoder(Protocol):
-    """Encodes jobs; implemented by the agent's encoder processes."""
-
-    @property
-    def parallel(self) -> int:
-        """How many jobs can be held at once."""
-        ...
-
-    async def prepare(self, jobs: list[Job]) -> None:
-        """Make room for the largest job."""
-        ...
-
-    def encoded(
-        self, job: Job, current: Path, base: Path | None
-    ) -> AbstractAsyncContextManager[list[EncodedChunk]]:
-        """Encode a job from the slots at these paths; the chunks are valid until the block ends."""
-        ...
-
-    async def check(self, checks: Sequence[CastCheck], current: Path) -> list[str | None]:
-        """Return the digest of each chunk that is the cast it may be, and None for the others."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -298,37 +249,6 @@ async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClai
                 raise
             log.warning("generation %d: the commit is tried again: %s", record.generation, error)
             await asyncio.sleep(_COMMIT_RETRY)
-
-
-async def send_jobs(
-    encoder: Encoder,
-    jobs: list[Job],
-    send: Callable[[list[EncodedChunk]], Awaitable[None]],
-    current: Path,
-    base: Path | None,
-) -> None:
-    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent."""
-    await encoder.prepare(jobs)
-    waiting = iter(jobs)
-
-    async def lane() -> None:
-        for job in waiting:
-            async with encoder.encoded(job, current, base) as chunks:
-                await send(chunks)
-
-    await together(lane() for _ in range(encoder.parallel))
-
-
-async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Run calls at once and return their results; the first error cancels the others and is raised itself."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 class _Attempt:

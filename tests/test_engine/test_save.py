@@ -13,7 +13,7 @@ from fastcheck_dask.engine import compression
 from fastcheck_dask.engine import save as save_module
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS
-from fastcheck_dask.engine.save import send_jobs, together
+from fastcheck_dask.engine.sending import send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
