@@ -44,11 +44,12 @@ class LeaseKeeper:
             self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Renew no more; what was renewed last still holds. Idempotent."""
+        """Renew once more, and then no more: the lease counts from now. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+            await self.renew()
 
     async def _keep(self) -> None:
         while True:

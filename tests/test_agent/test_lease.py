@@ -39,6 +39,7 @@ def test_nodes_of_the_newest_commit_are_renewed_at_once_and_again(nodes: FakeNod
         assert nodes["n0"].calls.count("lease") == 1
         await keeper.close()
         await keeper.close()
+        assert [node.calls.count("lease") for node in nodes] == [1, 3, 2]
         # By the timer, although nothing is saved.
         quick = LeaseKeeper("run", nodes.client, 0.04)
         quick.note(record("n0"))
@@ -61,6 +62,17 @@ def test_node_that_is_down_does_not_keep_others_from_being_renewed(nodes: FakeNo
         await keeper.close()
 
     asyncio.run(main())
+
+
+def test_keeper_that_ends_at_once_has_renewed(nodes: FakeNodes) -> None:
+    async def main() -> None:
+        keeper = LeaseKeeper("run", nodes.client, 3600.0)
+        await keeper.close()
+        keeper.note(record("n0", "n1"))
+        await keeper.close()
+
+    asyncio.run(main())
+    assert [node.calls.count("lease") for node in nodes] == [1, 1, 0]
 
 
 def test_lease_reaches_the_store_for_as_long_as_was_asked(nodes: FakeNodes) -> None:

@@ -247,6 +247,7 @@ def test_save_far_beyond_the_memory_is_refused_before_anything_is_sent(tmp_path:
         assert_is_state(host.load_elsewhere(objects=False)[0], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persisted", [True, False])
 def test_run_whose_lease_ended_makes_room_only_if_it_is_persisted(tmp_path: Path, persisted: bool) -> None:
     with (
@@ -283,6 +284,7 @@ def test_run_whose_lease_ended_makes_room_only_if_it_is_persisted(tmp_path: Path
         assert report.source == ("object" if persisted else "peers")
 
 
+@pytest.mark.slow
 def test_node_stays_within_its_memory_and_answers_through_everything_at_once(tmp_path: Path) -> None:
     limit = 96 * MIB
     with (
