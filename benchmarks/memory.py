@@ -18,7 +18,7 @@ import torch
 from benchmarks.machine import resident_bytes, table
 from benchmarks.training import Training, nbytes
 from fastcheck_dask import FastCheckManager
-from fastcheck_dask.engine.save import JOB_BYTES
+from fastcheck_dask.engine.sending import JOB_BYTES
 from fastcheck_dask.testing.cluster import StorageCluster
 
 SAVES = 30
@@ -52,7 +52,10 @@ def main() -> None:
     training.steps(6)
     state_bytes = nbytes(training.state())
     rows = []
-    with tempfile.TemporaryDirectory() as name, StorageCluster(Path(name) / "nodes", NODES) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        StorageCluster(Path(name) / "nodes", NODES, ring=0) as cluster,
+    ):
         pids = [cluster.pid(f"n{i}") for i in range(NODES)]
         empty = [resident_bytes(pid) for pid in pids]
         local = Path("/dev/shm") / f"fastcheck-bench-{os.getpid()}"

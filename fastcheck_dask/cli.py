@@ -22,7 +22,8 @@ from fastcheck_dask.version import __version__
 if TYPE_CHECKING:
     from fastcheck_dask.engine.tuning import Tuning
 
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\Z")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%\Z")
+_SHARE = re.compile(r"\d*\.\d+\Z")
 
 
 class _OneLineError(click.ClickException):
@@ -118,7 +119,7 @@ def parse_memory(text: str) -> int:
     Parameters
     ----------
     text : str
-        A size (``"2GiB"``), or a share of what this machine or its container may use (``"50%"``).
+        A size (``"2GiB"``), or a share of what this machine or its container may use (``"50%"``, ``"0.5"``).
 
     Raises
     ------
@@ -127,16 +128,17 @@ def parse_memory(text: str) -> int:
     """
     from dask.utils import parse_bytes
 
-    share = _SHARE.match(text.strip())
-    if share is not None:
-        # It knows of cgroups and of ulimit, too.
-        from distributed.system import MEMORY_LIMIT
+    text = text.strip()
+    percent = _PERCENT.match(text)
+    if percent is not None or _SHARE.match(text):
+        from fastcheck_dask.node.machine import memory_limit_bytes
 
-        if not 0 < float(share[1]) <= 100:
+        share = float(percent[1]) / 100 if percent is not None else float(text)
+        if not 0 < share <= 1:
             raise ConfigError(f"a share of the memory is more than 0% and at most 100%; got {text!r}")
-        return max(1, int(MEMORY_LIMIT * float(share[1]) / 100))
+        return max(1, int(memory_limit_bytes() * share))
     try:
-        size = parse_bytes(text.strip())
+        size = parse_bytes(text)
     except ValueError as error:
         raise ConfigError(f"a size like 2GiB or a share like 50% is wanted; got {text!r}") from error
     if size < 1:
@@ -165,7 +167,14 @@ def default_node_name() -> str:
     default="50%",
     show_default=True,
     callback=_checked_memory,
-    help="What checkpoints may take: a size (2GiB), or a share of the machine (50%).",
+    help="What checkpoints may take: a size (2GiB), or a share of the machine or container (50%, 0.5).",
+)
+@click.option(
+    "--ring",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Older generations of each run that stay in memory while there is room; 0 for none.",
 )
 @click.option("--name", callback=_checked_name, help="Name of the node.  [default: host and process id]")
 @click.option("--rack", default="default", show_default=True, callback=_checked_name, help="Its rack.")
@@ -179,6 +188,7 @@ def storage(
     *,
     coordinator: str,
     memory: int,
+    ring: int,
     name: str | None,
     rack: str,
     host: str,
@@ -198,6 +208,7 @@ def storage(
         scheduler,
         coordinator,
         memory_bytes=memory,
+        ring=ring,
         name=name or default_node_name(),
         rack=rack,
         host=host,

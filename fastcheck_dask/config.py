@@ -37,6 +37,7 @@ _FIELDS = {
     "connect_timeout": "connect_seconds",
     "floor_bandwidth": "floor_bytes_per_second",
     "grace": "grace_seconds",
+    "lease": "lease_seconds",
     "coordinator_timeout": "coordinator_seconds",
     "session_timeout": "session_seconds",
     "coordinator_auth": "coordinator_auth",
@@ -69,6 +70,8 @@ class Settings:
     connect_seconds: float
     floor_bytes_per_second: float
     grace_seconds: float
+    #: How long the storage nodes keep the run without another sign of life.
+    lease_seconds: float
     coordinator_seconds: float
     session_seconds: float
     #: ``user:password``.
@@ -119,6 +122,7 @@ def settings(**overrides: Any) -> Settings:
             get("floor_bandwidth", "peers.floor-bandwidth", parse_bytes, within=(1, math.inf))
         ),
         grace_seconds=get("grace", "peers.grace", _seconds, within=_POSITIVE),
+        lease_seconds=get("lease", "peers.lease", _seconds, within=(1.0, 366 * 86400.0)),
         coordinator_seconds=get("coordinator_timeout", "coordinator.timeout", _seconds, within=_POSITIVE),
         session_seconds=get("session_timeout", "coordinator.session", _seconds, within=_POSITIVE),
         coordinator_auth=get("coordinator_auth", "coordinator.auth", _text),

@@ -34,6 +34,7 @@ def test_storage_all_options_reach_the_node(ran):
     arguments = [
         *("--scheduler", "tcp://127.0.0.1:8786", "--coordinator", "zk://a:2181/root", "--memory", "2GiB"),
         *("--name", "n1", "--rack", "r1", "--host", "0.0.0.0", "--port", "4711", "--insecure"),
+        *("--ring", "3"),
     ]
     result = CliRunner().invoke(cli.dask_group, ["storage", *arguments])
     assert result.exit_code == 0, result.output
@@ -42,6 +43,7 @@ def test_storage_all_options_reach_the_node(ran):
             ("tcp://127.0.0.1:8786", "zk://a:2181/root"),
             {
                 "memory_bytes": 2 * 2**30,
+                "ring": 3,
                 "name": "n1",
                 "rack": "r1",
                 "host": "0.0.0.0",
@@ -72,6 +74,9 @@ def test_storage_without_name_takes_host_and_pid(ran):
         ([*GOOD, "--memory", "much"], "'much'"),
         ([*GOOD, "--memory", "0"], "at least one byte"),
         ([*GOOD, "--memory", "101%"], "at most 100%"),
+        ([*GOOD, "--memory", "1.5"], "at most 100%"),
+        ([*GOOD, "--memory", "0.0"], "at most 100%"),
+        ([*GOOD, "--ring", "-1"], "--ring"),
         ([*GOOD, "--name", "no/slash"], "no/slash"),
         ([*GOOD, "--rack", ""], "--rack"),
         ([*GOOD, "--port", "70000"], "70000"),
@@ -204,6 +209,8 @@ def test_memory_share_is_of_what_the_machine_has():
     whole = cli.parse_memory("100%")
     assert whole > 0
     assert abs(cli.parse_memory("25 %") - whole // 4) <= 1
+    assert cli.parse_memory("0.25") == cli.parse_memory(".25") == cli.parse_memory("25 %")
+    assert cli.parse_memory("1.0") == whole
 
 
 @pytest.mark.parametrize("host", ["", "host.domain", "-odd_näme", "x" * 300])

@@ -386,3 +386,50 @@ def _apply(residual: Residual, words: Words, base: Words | None, *, out: Words) 
         np.bitwise_xor(words, base, out=out)
     else:
         np.add(words, base, out=out)
+
+
+def undo(payload: Any, *, current: Bytes, verify: bool) -> Bytes:
+    """Take a delta back: from the bits that it leads to, return those that it was made against.
+
+    Parameters
+    ----------
+    payload : buffer
+        A delta.
+    current : ndarray of uint8, shape (raw size,)
+        What the delta decodes to.
+    verify : bool
+        Compare the crc32c of the result.
+
+    Returns
+    -------
+    ndarray of uint8, shape (raw size,)
+        In memory of its own.
+
+    Raises
+    ------
+    CodecError
+        If the payload is damaged or is no delta, or `current` are other bits than it leads to.
+    """
+    source = as_bytes(payload)
+    header = read_header(source)
+    if header.kind is Kind.FULL or any(entry.residual is Residual.NONE for entry in header.entries):
+        raise CodecError("this payload stands alone: it does not say what was before it")
+    if current.size != header.raw_nbytes:
+        raise CodecError(f"these bits have {current.size} bytes, the delta leads to {header.raw_nbytes}")
+    bits = _target(header.raw_nbytes, None)
+    # Without a base the residuals are left as they are.
+    _decode_blocks(source, header, target=bits, base=None, crc=None)
+    width = header.word_type.word_nbytes
+    body = bits.size - bits.size % width
+    for entry, start in zip(header.entries, range(0, body, BLOCK_NBYTES), strict=True):
+        words = bits[start : min(start + BLOCK_NBYTES, body)].view(UNSIGNED[width])
+        after = current[start : start + words.nbytes].view(words.dtype)
+        operation = np.subtract if entry.residual is Residual.DIFFERENCE else np.bitwise_xor
+        operation(after, words, out=words)
+    np.bitwise_xor(bits[body:], current[body:], out=bits[body:])
+    if verify and (got := checksum(bits)) != header.base_crc:
+        raise CodecError(
+            f"damaged delta, or other bits than it leads to: crc32c {got:#010x} once undone, expected "
+            f"{header.base_crc:#010x}"
+        )
+    return bits

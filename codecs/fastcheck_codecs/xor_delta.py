@@ -122,6 +122,36 @@ class XorDelta(Codec):  # type: ignore[misc]
         """
         return payload.decode(buf, out=out, base=self._base, verify=self._checksum)
 
+    def undo(self, buf: Any, current: Any) -> Bytes:
+        """Take a delta back: return the bits that it was made against.
+
+        The codec's own base is not needed. With ``checksum=False`` the caller has to verify the result.
+
+        Parameters
+        ----------
+        buf : buffer
+            A delta.
+        current : buffer
+            Contiguous; the bits that the delta decodes to.
+
+        Returns
+        -------
+        ndarray of uint8, shape (raw size,)
+            In memory of its own.
+
+        Raises
+        ------
+        CodecError
+            If the payload is damaged or is no delta, or `current` is not what it decodes to.
+
+        Examples
+        --------
+        >>> before, after = np.zeros(3, np.float32), np.ones(3, np.float32)
+        >>> XorDelta().undo(XorDelta(base=before).encode(after), after).view(np.float32)
+        array([0., 0., 0.], dtype=float32)
+        """
+        return payload.undo(buf, current=as_bytes(current), verify=self._checksum)
+
     def get_config(self) -> dict[str, Any]:
         """Give what `numcodecs.get_codec` needs to build this codec, without its base."""
         return {"id": self.codec_id, "base_id": self.base_id, "residual": self.residual, "dtype": self.dtype}

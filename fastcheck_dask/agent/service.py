@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.agent.encoder_pool import EncoderPool
+from fastcheck_dask.agent.lease import LeaseKeeper
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.ranks import RankDuties, known_commits
 from fastcheck_dask.agent.slots import SlotUse
@@ -109,6 +110,7 @@ class SaveService:
             compression=CompressionPolicy(settings.compression, settings.encoders),
         )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
+        self._lease = LeaseKeeper(config.run, client, settings.lease_seconds)
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
@@ -134,6 +136,8 @@ class SaveService:
         records = self._known = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
         self._slots.drop_unfinished(keep)
+        if records:
+            self._lease.note(records[-1])
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
             self._resume_persist(records[-1])
         await self._mark_persisted()
@@ -164,6 +168,7 @@ class SaveService:
             snapshot = parse(slot.path, slot.read_draft())
             saved = await self._save(snapshot, slot)
             self._newest_written = saved.record.generation
+            self._lease.note(saved.record)
         except Exception as error:  # whatever it was, training goes on and the handle has to say it
             log.warning("save %d failed: %s", seq, error, exc_info=not isinstance(error, FastCheckError))
             self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
@@ -461,7 +466,8 @@ class SaveService:
         return latest.persisted or (bool(latest.nodes) and self._config.settings.persist_every == 0)
 
     async def close(self) -> None:
-        """End the encoders."""
+        """End the encoders, and the renewing of the lease."""
+        await self._lease.close()
         if self._states is not None:
             self._states.close()
         await self._encoders.close()

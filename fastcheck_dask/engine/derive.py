@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS, CastCheck, Content
-from fastcheck_dask.engine.save import JOB_BYTES, Encoder, Snapshot, together
+from fastcheck_dask.engine.save import Snapshot
+from fastcheck_dask.engine.sending import JOB_BYTES, Encoder, together
 from fastcheck_dask.layout.casts import CAST_DTYPES, SOURCE_DTYPE, cast
 from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.tiers.local import Slot

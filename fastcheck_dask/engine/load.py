@@ -18,7 +18,12 @@ from fastcheck_codecs import CodecError, PrefixIndex, checksum
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.engine.plan import batches_of, parity_dtype
-from fastcheck_dask.errors import FastCheckError, ShardCorruptError, UnrecoverableError
+from fastcheck_dask.errors import (
+    FastCheckError,
+    ShardCorruptError,
+    ShardUnavailableError,
+    UnrecoverableError,
+)
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.dtypes import codec_dtype
@@ -85,7 +90,9 @@ class ChunkLoader:
         client: Callable[[str, str], PeerClient],
         folder: CheckpointFolder | None,
         report: LoadReport,
+        newest: bool = True,
     ) -> None:
+        self._newest = newest
         self._manifest = manifest
         self._region = region
         self._record = record
@@ -97,6 +104,8 @@ class ChunkLoader:
         #: Why each source did not give what it was asked for.
         self._causes: list[str] = []
         self._damaged_at: dict[int, set[str]] = {}
+        #: Nodes that live and do not hold the generation.
+        self._without: list[str] = []
 
     def take_local(self, keys: Iterable[str], slot_bits: Region) -> None:
         """Verify chunks that a slot of this host holds, and copy them unless they are in place already."""
@@ -126,11 +135,41 @@ class ChunkLoader:
         await self._from_objects([key for key in stored if key not in self._good])
         await self._from_sources(derived, asked=set(stored))
         await self._from_objects([key for key in derived if key not in self._good])
+        self._log_without(wanted)
         await self._repair()
         missing = [key for key in wanted if key not in self._good]
         if missing:
             what = f"generation {self._manifest.generation} ({self._manifest.tag}): {len(missing)} chunks"
             raise UnrecoverableError(f"{what} (first {missing[0]})", tuple(self._causes))
+
+    def _unread(self, shard: int, name: str, error: FastCheckError, how_far: str) -> None:
+        """Note that a node could not be read, or does not hold the generation."""
+        self._causes.append(f"shard {shard}: {error}")
+        if isinstance(error, ShardUnavailableError):
+            self._without.append(name)
+        else:
+            log.warning(
+                "generation %d: shard %d on %s cannot be read (%s): %s",
+                self._manifest.generation,
+                shard,
+                name,
+                how_far,
+                error,
+            )
+
+    def _log_without(self, wanted: list[str]) -> None:
+        """Say once from where a checkpoint came that nodes did not hold; of an older one that is expected."""
+        if self._without:
+            log.log(
+                logging.WARNING if self._newest else logging.INFO,
+                "generation %d (%s) is not in the memory of %s; %d of %d chunks came from %s",
+                self._manifest.generation,
+                self._manifest.tag,
+                ", ".join(sorted(set(self._without))),
+                sum(key in self._good for key in wanted),
+                len(wanted),
+                self._report.source,
+            )
 
     def _lost(self, why: str) -> None:
         log.warning("generation %d: %s", self._manifest.generation, why)
@@ -228,16 +267,7 @@ class ChunkLoader:
                 self._damaged_at.setdefault(shard, set()).update(damaged)
                 await client.quarantine(*identity, keys=damaged)
         except FastCheckError as error:
-            self._causes.append(f"shard {shard}: {error}")
-            log.warning(
-                "generation %d: shard %d on %s cannot be read (%d of %d chunks came): %s",
-                self._manifest.generation,
-                shard,
-                name,
-                len(got),
-                len(keys),
-                error,
-            )
+            self._unread(shard, name, error, f"{len(got)} of {len(keys)} chunks came")
         finally:
             await client.close()
         if source is not None:
@@ -338,7 +368,7 @@ class ChunkLoader:
                     self._report.count("object", self._manifest.sizes[key])
 
         await asyncio.gather(*(one(key) for key in keys))
-        if self._record is not None and self._record.nodes:
+        if self._record is not None and self._record.nodes and not self._without:
             log.warning(
                 "generation %d: %d chunks that the storage nodes could not give were asked of the object "
                 "tier, %d came",

@@ -10,21 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
-from fastcheck_dask.engine.save import (
-    JOB_BYTES,
-    Base,
-    EncodedChunk,
-    Encoder,
-    SaveStats,
-    Snapshot,
-    send_jobs,
-    together,
-)
+from fastcheck_dask.engine.save import Base, SaveStats, Snapshot
+from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import FastCheckError, TierError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.manifest import Manifest
@@ -110,7 +103,27 @@ class Persister:
         await asyncio.to_thread(
             self._coordinator.mark_persisted, manifest.run, manifest.generation, manifest.token
         )
+        await self._tell_nodes(record)
         return Persisted(written, by_host)
+
+    async def _tell_nodes(self, record: CommitRecord) -> None:
+        """Let the nodes evict the run once its lease has ended; who does not hear it asks the coordinator."""
+
+        async def tell(name: str, address: str) -> None:
+            client = self._client(name, address)
+            try:
+                await client.persisted(record.run, record.generation, record.token)
+            except FastCheckError as error:
+                log.debug(
+                    "generation %d: node %s was not told of the persisting: %s",
+                    record.generation,
+                    name,
+                    error,
+                )
+            finally:
+                await client.close()
+
+        await together(starmap(tell, zip(record.nodes, record.addresses, strict=True)))
 
     def _begin(self, manifest: Manifest) -> bool:
         """Make room for a committed generation; False if it is there already."""

@@ -103,7 +103,9 @@ class Recovery:
             # What a fallback may need is given up only when the newer checkpoint is there.
             late = any(other.slot == fill for other in found)
             try:
-                return await self._load_one(candidate, include, skipped, fill=fill, late=late)
+                return await self._load_one(
+                    candidate, include, skipped, fill=fill, late=late, newest=candidate is found[0]
+                )
             except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
                 for cause in getattr(error, "causes", ()):
                     log.debug("generation %d: %s", candidate.generation, cause)
@@ -167,6 +169,7 @@ class Recovery:
         *,
         fill: int | None,
         late: bool,
+        newest: bool,
     ) -> Recovered:
         started = time.monotonic()
         manifest = await self._manifest(candidate)
@@ -183,6 +186,7 @@ class Recovery:
             client=self._client,
             folder=self._folder,
             report=report,
+            newest=newest,
         )
         keys = [chunk.key for spec in arrays for chunk in spec.chunks]
         try:

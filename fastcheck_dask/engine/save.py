@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastcheck_codecs import is_delta
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.engine.compression import CompressionPolicy, Meter
-from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.plan import CastCheck, Content, Job, jobs_for_peers
+from fastcheck_dask.engine.plan import Content, jobs_for_peers
+from fastcheck_dask.engine.reservation import Reservations, Room, shard_sizes
+from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
@@ -33,61 +33,15 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.placement.policy import Choice
-from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient
 
 log = logging.getLogger(__name__)
 
-#: Raw bytes of one job: a message to each node.
-JOB_BYTES = 16 * 2**20
 #: How long a commit is tried again while the coordinator does not answer, in seconds.
 COMMIT_PATIENCE = 30.0
 _COMMIT_RETRY = 0.5
-
-
-@dataclass(frozen=True)
-class EncodedChunk:
-    """One encoded chunk; the payload lies in the arena and is valid while its job is held."""
-
-    key: str
-    shard: int
-    dtype: str
-    raw_nbytes: int
-    digest: str
-    crc32c: int
-    payload: Bits
-    #: What encoding it took one process.
-    encode_seconds: float = 0.0
-
-    @property
-    def descriptor(self) -> Descriptor:
-        """What travels beside the payload."""
-        return Descriptor(
-            self.key, self.dtype, self.raw_nbytes, self.digest, self.crc32c, self.payload.nbytes
-        )
-
-
-class Encoder(Protocol):
-    """Encodes jobs; implemented by the agent's encoder processes."""
-
-    @property
-    def parallel(self) -> int:
-        """How many jobs can be held at once."""
-        ...
-
-    async def prepare(self, jobs: list[Job]) -> None:
-        """Make room for the largest job."""
-        ...
-
-    def encoded(
-        self, job: Job, current: Path, base: Path | None
-    ) -> AbstractAsyncContextManager[list[EncodedChunk]]:
-        """Encode a job from the slots at these paths; the chunks are valid until the block ends."""
-        ...
-
-    async def check(self, checks: Sequence[CastCheck], current: Path) -> list[str | None]:
-        """Return the digest of each chunk that is the cast it may be, and None for the others."""
-        ...
+#: As long as every digest.
+_NO_DIGEST = "0" * 32
 
 
 @dataclass(frozen=True)
@@ -160,6 +114,7 @@ class PeerSaver:
         compression: CompressionPolicy | None = None,
     ) -> None:
         self._compression = compression or CompressionPolicy("always", 1)
+        self._reservations = Reservations()
         self._run = run
         self._coordinator = coordinator
         self._claim = claim
@@ -233,12 +188,18 @@ class PeerSaver:
         layout = _layout(snapshot, choice, base)
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
         clients = [self._client(node.name, node.address) for node in choice.nodes]
-        attempt = _Attempt(self._claim, snapshot, choice, clients)
+        # What goes raw goes whole. The stripes are those of the base in any case.
+        before = base if compress else None
+        draft = partial(manifest_of, self._run, generation, snapshot, choice=choice, layout=layout)
+        room = self._reservations.room(
+            shard_sizes(content),
+            manifest_bytes=len(draft(dict.fromkeys(layout.position, _NO_DIGEST)).to_bytes()),
+            compress=compress,
+        )
+        attempt = _Attempt(self._claim, snapshot, choice, clients, room)
         try:
             try:
-                whole = await attempt.begin(layout, generation, latest)
-                # What goes raw goes whole. The stripes are those of the base in any case.
-                before = base if compress else None
+                whole = await attempt.begin(layout, generation, latest, deltas=before is not None)
                 jobs = [
                     replace(job, compress=compress)
                     for job in jobs_for_peers(
@@ -248,13 +209,13 @@ class PeerSaver:
                 await send_jobs(
                     self._encoder, jobs, attempt.put, snapshot.slot, before.slot if before else None
                 )
-                manifest = manifest_of(
-                    self._run, generation, snapshot, attempt.digests, choice=choice, layout=layout
-                )
+                manifest = draft(attempt.digests)
                 data = manifest.to_bytes()
                 await attempt.prepare(data)
                 await asyncio.to_thread(seal, data)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, NodeFullError) and room.sent_bytes:
+                    self._reservations.forget()
                 await attempt.abort()
                 raise
             record = record_of(manifest, data, choice, snapshot.raw_bytes)
@@ -268,6 +229,7 @@ class PeerSaver:
         finally:
             await attempt.close()
         self._compression.observe(attempt.meter, compressed=compress)
+        self._reservations.learn(room)
         attempt.stats.compressed = compress
         attempt.stats.encode_bytes_per_second = attempt.meter.encode_bytes_per_second
         attempt.stats.link_bytes_per_second = attempt.meter.link_bytes_per_second
@@ -289,43 +251,13 @@ async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClai
             await asyncio.sleep(_COMMIT_RETRY)
 
 
-async def send_jobs(
-    encoder: Encoder,
-    jobs: list[Job],
-    send: Callable[[list[EncodedChunk]], Awaitable[None]],
-    current: Path,
-    base: Path | None,
-) -> None:
-    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent."""
-    await encoder.prepare(jobs)
-    waiting = iter(jobs)
-
-    async def lane() -> None:
-        for job in waiting:
-            async with encoder.encoded(job, current, base) as chunks:
-                await send(chunks)
-
-    await together(lane() for _ in range(encoder.parallel))
-
-
-async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Run calls at once and return their results; the first error cancels the others and is raised itself."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
 class _Attempt:
     """One save on its way: the connections to its nodes and what was sent so far."""
 
     def __init__(
-        self, claim: RunClaim, snapshot: Snapshot, choice: Choice, clients: list[PeerClient]
+        self, claim: RunClaim, snapshot: Snapshot, choice: Choice, clients: list[PeerClient], room: Room
     ) -> None:
+        self._room = room
         self._run, self._order, self._token = claim.run, claim.order, snapshot.token
         self._names = tuple(node.name for node in choice.nodes)
         self._clients = clients
@@ -338,8 +270,13 @@ class _Attempt:
             degraded=choice.degraded,
         )
 
-    async def begin(self, layout: Layout, generation: int, latest: CommitRecord | None) -> Collection[str]:
-        """Announce the save to every node; return the keys that have to go whole, whatever base there is."""
+    async def begin(
+        self, layout: Layout, generation: int, latest: CommitRecord | None, *, deltas: bool
+    ) -> Collection[str]:
+        """Announce the save to every node; return the keys that have to go whole, whatever base there is.
+
+        `deltas` says whether chunks go as deltas to nodes that hold their base.
+        """
 
         async def one(shard: int, client: PeerClient) -> Sequence[str]:
             keys = layout.keys_of(shard)
@@ -349,22 +286,35 @@ class _Attempt:
                 "token": self._token,
                 "shard": shard,
                 "keys": list(keys),
-                "reserve_bytes": 0,
                 "order": self._order,
             }
             if latest is None or self._names[shard] not in latest.nodes:
-                await client.begin(base=None, **arguments)
+                await self._reserve(shard, partial(client.begin, base=None, **arguments))
                 return keys
+            if deltas:
+                self._room.deltas.add(shard)
             try:
                 # Naming what is committed also protects it, where the node has not heard of the commit.
-                return await client.begin(base=(latest.generation, latest.token), **arguments)
+                base = latest.generation, latest.token
+                return await self._reserve(shard, partial(client.begin, base=base, **arguments))
             except StaleBaseError as error:
                 log.warning("generation %d, shard %d goes whole: %s", generation, shard, error)
-                await client.begin(base=None, **arguments)
+                self._room.deltas.discard(shard)
+                await self._reserve(shard, partial(client.begin, base=None, **arguments))
                 return keys
 
         found = await together(one(shard, client) for shard, client in enumerate(self._clients))
         return {key for keys in found for key in keys}
+
+    async def _reserve(self, shard: int, begin: Callable[..., Awaitable[list[str]]]) -> Sequence[str]:
+        """Begin with what the save is likely to take; with less if the node has less, and it may do."""
+        wish = self._room.wish(shard)
+        try:
+            return await begin(reserve_bytes=wish.wanted_bytes)
+        except NodeFullError as error:
+            if error.free_bytes < wish.least_bytes or wish.least_bytes == wish.wanted_bytes:
+                raise
+            return await begin(reserve_bytes=min(error.free_bytes, wish.wanted_bytes))
 
     async def put(self, chunks: list[EncodedChunk]) -> None:
         """Send the chunks of one job, to all nodes at once."""
@@ -383,6 +333,8 @@ class _Attempt:
                 )
                 for shard, group in by_shard.items()
             )
+        for chunk in chunks:
+            self._room.sent(chunk.shard, chunk.payload.nbytes)
         self.stats.chunks += len(chunks)
         self.stats.deltas += sum(is_delta(chunk.payload) for chunk in chunks)
         self.stats.sent_bytes += sum(chunk.payload.nbytes for chunk in chunks)

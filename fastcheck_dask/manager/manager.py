@@ -92,8 +92,8 @@ class FastCheckManager:
         environment of ``torchrun``; without them this process is the only one.
     **options
         ``encoders``, ``close_timeout``, ``commit_timeout``, ``max_shards``, ``connect_timeout``,
-        ``floor_bandwidth``, ``grace``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and
-        what goes with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        ``floor_bandwidth``, ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``,
+        ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -27,6 +28,8 @@ FLOOR_BYTES_PER_SECOND = 1e6
 GRACE_SECONDS = 30.0
 #: Connections at a time; each may bring one message into memory.
 COMM_LIMIT = 128
+#: Longest lease, in seconds: a year.
+_LEASE_LIMIT = 366 * 86400.0
 
 _Request = dict[str, Any]
 _Reply = dict[str, Any]
@@ -61,6 +64,8 @@ class DataServer:
     operations : mapping of str to callable, optional
         What else is served here: each gets the request and returns the fields of the reply, in a thread of a
         pool of their own, and should be quick.
+    report_more : callable
+        Returns what `status` says besides what the store does, as plain values.
     """
 
     def __init__(
@@ -72,9 +77,11 @@ class DataServer:
         port: int = 0,
         insecure: bool = False,
         operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
+        report_more: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._store = store
         self._operations = operations or {}
+        self._report_more = report_more
         self._open_store = open_store
         self._wanted = listen_address(host, port, insecure=insecure)
         #: ``fcs://host:port``, once started.
@@ -85,6 +92,8 @@ class DataServer:
         # Nor may saves and loads keep the master from answering.
         self._operations_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-operations")
         self._comms: set[FcsComm] = set()
+        #: Connections over which each save, by run and token, has come.
+        self._savers: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._started = threading.Event()
@@ -140,11 +149,13 @@ class DataServer:
             comm.abort()
             return
         self._comms.add(comm)
+        saves: set[tuple[str, str]] = set()
         try:
             while not comm.closed():
                 head = await comm.receive_head()
                 async with asyncio.timeout(_seconds_for(head.payload_bytes)):
                     request = await comm.receive_payload(head)
+                self._note_saver(request, saves)
                 await self._serve_request(comm, request)
         except CommClosedError:
             logger.debug("connection from %s ended", comm.peer_address)
@@ -153,6 +164,23 @@ class DataServer:
         finally:
             comm.abort()
             self._comms.discard(comm)
+            self._forget_saver(saves)
+
+    def _note_saver(self, request: _Request, saves: set[tuple[str, str]]) -> None:
+        """Remember which saves come over a connection."""
+        run, token = request.get("run"), request.get("token")
+        if request.get("op") in ("begin", "put") and isinstance(run, str) and isinstance(token, str):
+            if (run, token) not in saves:
+                self._savers[run, token] += 1
+            saves.add((run, token))
+
+    def _forget_saver(self, saves: set[tuple[str, str]]) -> None:
+        """Have the saves expire soon whose last connection this was."""
+        for run, token in saves:
+            self._savers[run, token] -= 1
+            if not self._savers[run, token]:
+                del self._savers[run, token]
+                self._store.orphan(run, token)
 
     async def _serve_request(self, comm: FcsComm, request: _Request) -> None:
         reading = request.get("op") == "read"
@@ -316,6 +344,19 @@ class DataServer:
         self._store.drop(_run(request))
         return {}
 
+    def _lease(self, request: _Request) -> _Reply:
+        seconds: float = _field(request, "seconds", float)
+        if not 0 <= seconds <= _LEASE_LIMIT:
+            raise CorruptDataError(f"a lease has 0 to {_LEASE_LIMIT:.0f} seconds, got {seconds}")
+        return {"held": self._store.lease(_run(request), seconds)}
+
+    def _persisted(self, request: _Request) -> _Reply:
+        self._store.persisted(*_name(request))
+        return {}
+
+    def _status(self, _request: _Request) -> _Reply:
+        return {**self._store.report(), **self._report_more()}
+
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
     "begin": DataServer._begin,
@@ -332,6 +373,9 @@ _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
     "unpin": DataServer._unpin,
     "persist": DataServer._persist,
     "drop": DataServer._drop,
+    "lease": DataServer._lease,
+    "persisted": DataServer._persisted,
+    "status": DataServer._status,
 }
 
 

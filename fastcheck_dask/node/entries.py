@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -41,6 +42,15 @@ class Entry:
 
 #: What makes up one chunk of a generation: a whole payload, then the deltas that wait to be merged, in order.
 Chain = tuple[Entry, ...]
+
+
+class Step(NamedTuple):
+    """How a chunk of an older generation comes back from the same chunk of the next one."""
+
+    #: Of what comes back; its `crc32c` and `nbytes` are of no payload that is held.
+    descriptor: Descriptor
+    #: The delta to undo; None if the bits are the same.
+    delta: Entry | None
 
 
 def accept(descriptor: Descriptor, payload: Bits, where: str) -> Entry:
@@ -121,15 +131,65 @@ def merge(chain: Chain) -> Entry:
     -----
     Holds up to three times the raw chunk. Decodes each payload once and encodes once.
     """
+    return rewind(chain, ())
+
+
+def rewind(chain: Chain, steps: Sequence[Step]) -> Entry:
+    """Merge the deltas of a chain, then go steps back; as :func:`merge` does.
+
+    Parameters
+    ----------
+    chain : Chain
+        Of the chunk in a generation.
+    steps : sequence of Step
+        From that generation to an older one, the first one first.
+    """
+    bits = _bits(chain)
+    for step in steps:
+        if step.delta is not None:
+            bits = XorDelta(checksum=False).undo(step.delta.payload, bits)
+        # The base was padded to the size of what the delta led to.
+        bits = bits[: step.descriptor.raw_nbytes]
+    descriptor = steps[-1].descriptor if steps else chain[-1].descriptor
+    _check_digest(descriptor, bits)
+    return _stored(PrefixIndex(dtype=descriptor.dtype).encode(bits), descriptor)
+
+
+def reverse_delta(newer: Chain, older: Chain) -> Entry | None:
+    """Return a delta whose undoing leads from the newer bits of a chunk to the older ones.
+
+    Returns
+    -------
+    Entry or None
+        None if it would not be smaller than the older payload. The descriptor is that of the newer bits.
+
+    Raises
+    ------
+    CodecError, CorruptDataError
+        If a payload is damaged.
+    """
+    after, before = _bits(newer), _bits(older)
+    descriptor = newer[-1].descriptor
+    _check_digest(descriptor, after)
+    _check_digest(older[-1].descriptor, before)
+    base = _resized(before, after.size)
+    payload = XorDelta(base=base, dtype=descriptor.dtype).encode(after)
+    if payload.size >= sum(entry.payload.nbytes for entry in older):
+        return None
+    return _stored(payload, descriptor)
+
+
+def _bits(chain: Chain) -> Bits:
     whole, *deltas = chain
-    descriptor = chain[-1].descriptor
     # Every delta checks its base, and the digest checks the result: the codecs need not do so as well.
-    bits = PrefixIndex(dtype=whole.descriptor.dtype, checksum=False).decode(whole.payload)
+    bits: Bits = PrefixIndex(dtype=whole.descriptor.dtype, checksum=False).decode(whole.payload)
     for delta in deltas:
         base = _resized(bits, delta.descriptor.raw_nbytes)
         bits = XorDelta(base=base, checksum=False).decode(delta.payload)
-    _check_digest(descriptor, bits)
-    payload = PrefixIndex(dtype=descriptor.dtype).encode(bits)
+    return bits
+
+
+def _stored(payload: Bits, descriptor: Descriptor) -> Entry:
     payload.flags.writeable = False
     descriptor = descriptor._replace(crc32c=checksum(payload), nbytes=payload.size)
     return Entry(descriptor, payload, summary(payload))
@@ -151,28 +211,3 @@ def _check_digest(descriptor: Descriptor, bits: Bits) -> None:
             f"chunk {descriptor.key}: {bits.size} raw bytes with digest {got}, its author gave "
             f"{descriptor.raw_nbytes} and {descriptor.digest}"
         )
-
-
-class Ledger:
-    """Counts the bytes of arrays that are held, each once however often it is held. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self.used_bytes = 0
-        self._holders: dict[int, int] = {}
-
-    def hold(self, arrays: Iterable[Bits]) -> None:
-        """Count arrays; the caller keeps them alive until it lets them go."""
-        for array in arrays:
-            holders = self._holders.get(id(array), 0)
-            self._holders[id(array)] = holders + 1
-            if holders == 0:
-                self.used_bytes += array.nbytes
-
-    def let_go(self, arrays: Iterable[Bits]) -> None:
-        """Undo :meth:`hold`."""
-        for array in arrays:
-            holders = self._holders.pop(id(array)) - 1
-            if holders:
-                self._holders[id(array)] = holders
-            else:
-                self.used_bytes -= array.nbytes

@@ -1,13 +1,20 @@
-"""What a storage node holds of one run: the committed generation, staged saves and pins. No locks, no I/O."""
+"""What a storage node holds of one run: generations, staged saves and pins. No locks, no I/O.
+
+The *ring* has the generations before the committed one. Of each it keeps, chunk by chunk, the way back from
+the next generation: the delta that led there, to be undone; nothing where the chunk did not change; or the
+chunk as it was, where the next one came whole or not at all, or where it takes less.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastcheck_dask.node.entries import Chain, Entry, extend
+from fastcheck_dask.node.entries import Chain, Entry, Step, extend
 from fastcheck_dask.tiers.wire import Bits
 
 Name = tuple[int, str]
@@ -24,7 +31,9 @@ class Generation:
     wanted: dict[str, tuple[str, int]]
     chains: dict[str, Chain]
     #: Keys with deltas that wait to be merged.
-    pending: set[str]
+    pending: set[str] = field(default_factory=set)
+    #: Of a generation in the ring: the chunks that come from the next generation.
+    steps: dict[str, Step] = field(default_factory=dict)
 
     @property
     def name(self) -> Name:
@@ -37,6 +46,19 @@ class Generation:
         for chain in self.chains.values():
             for entry in chain:
                 yield entry.payload
+        for step in self.steps.values():
+            if step.delta is not None:
+                yield step.delta.payload
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that it holds, what it shares with others included."""
+        return sum(array.nbytes for array in self.arrays())
+
+    @property
+    def damaged(self) -> list[str]:
+        """Keys whose chunk was lost."""
+        return sorted(self.wanted.keys() - self.chains.keys() - self.steps.keys())
 
     def replace(self, key: str, chain: Chain | None) -> None:
         """Set or drop what is held of a key."""
@@ -60,6 +82,8 @@ class Staged:
     base: Name | None
     keys: frozenset[str]
     reserve_bytes: int
+    #: When it is given up unless its author comes back, by the clock of the store.
+    expires: float = math.inf
     entries: dict[str, Entry] = field(default_factory=dict)
     staged_bytes: int = 0
     manifest: Bits | None = None
@@ -93,7 +117,7 @@ class Staged:
     def on(self, base: Generation | None) -> tuple[Generation, list[str]]:
         """Return the generation that this becomes when committed, and the keys whose base was lost."""
         assert self.manifest is not None
-        new = Generation(self.number, self.token, self.manifest, {}, {}, set())
+        new = Generation(self.number, self.token, self.manifest, {}, {})
         lost = []
         for key, entry in self.entries.items():
             new.wanted[key] = (entry.descriptor.digest, entry.descriptor.raw_nbytes)
@@ -104,6 +128,38 @@ class Staged:
         return new, lost
 
 
+def ring_generation(old: Generation, new: Generation, fresh: Mapping[str, Entry]) -> Generation:
+    """Return what the ring keeps of a generation that another one follows.
+
+    Parameters
+    ----------
+    old, new : Generation
+        The committed generation, and the next one.
+    fresh : mapping of str to Entry
+        What was sent for the next one.
+    """
+    kept = Generation(old.number, old.token, old.manifest, old.wanted, {})
+    for key, chain in old.chains.items():
+        step = _step(chain, fresh[key]) if key in fresh and key in new.chains else None
+        if step is not None:
+            kept.steps[key] = step
+        else:
+            kept.replace(key, chain)
+    return kept
+
+
+def _step(chain: Chain, entry: Entry) -> Step | None:
+    """Return the step back over `entry`; None if the chunk has to be kept as it was."""
+    old, new = chain[-1].descriptor, entry.descriptor
+    if (old.raw_nbytes, old.digest, old.dtype) == (new.raw_nbytes, new.digest, new.dtype):
+        return Step(old, None)
+    # What a shorter parity chunk cut off is not in its delta.
+    if not entry.is_delta or new.raw_nbytes < old.raw_nbytes:
+        return None
+    smaller = entry.payload.nbytes <= sum(part.payload.nbytes for part in chain)
+    return Step(old, entry) if smaller else None
+
+
 @dataclass(eq=False)
 class Run:
     """One run."""
@@ -111,21 +167,52 @@ class Run:
     committed: Generation | None = None
     #: By token.
     staged: dict[str, Staged] = field(default_factory=dict)
-    #: Oldest first; may contain the committed generation.
+    #: Oldest first; each but the last is followed by the next one, the last by the committed generation.
+    ring: list[Generation] = field(default_factory=list)
+    #: Oldest first; may contain the committed generation and some of the ring.
     pins: list[Generation] = field(default_factory=list)
+    #: Number of the newest generation that the object tier is known to have; -1 if none is.
+    persisted: int = -1
+    #: When it was last saved or read, when it was last saved, and until when its owner asked to keep it.
+    used_at: float = -math.inf
+    saved_at: float = -math.inf
+    leased_until: float | None = None
     #: Held while one chunk is merged.
     merging: threading.Lock = field(default_factory=threading.Lock)
 
     def generations(self) -> list[Generation]:
         """Return everything that can be read, oldest first, each once."""
-        found = list(self.pins)
-        if self.committed is not None and self.committed not in found:
-            found.append(self.committed)
-        return found
+        found = [*self.ring, *self.pins, *([self.committed] if self.committed is not None else [])]
+        return list(dict.fromkeys(found))
 
     def find(self, name: Name) -> Generation | None:
-        """Return the readable generation of that number and token."""
-        return next((g for g in self.generations() if g.name == name), None)
+        """Return the readable generation of that number and token; one that is held whole if there is."""
+        return next((g for g in reversed(self.generations()) if g.name == name), None)
+
+    def way_to(self, held: Generation, key: str) -> tuple[Chain, list[Step]] | None:
+        """Return a chain, and the steps from it to a chunk of a generation; None if the chunk is lost."""
+        line = [held]
+        if held in self.ring:
+            line = [*itertools.dropwhile(lambda g: g is not held, self.ring)]
+            line += [self.committed] if self.committed is not None else []
+        steps: list[Step] = []
+        for generation in line:
+            if key in generation.chains:
+                return generation.chains[key], steps[::-1]
+            if key not in generation.steps:
+                return None
+            steps.append(generation.steps[key])
+        return None
+
+    def note_save(self, now: float) -> None:
+        """Note that the run is saved: a lease that its owner let end counts anew."""
+        self.used_at = self.saved_at = now
+        if self.leased_until is not None and self.leased_until <= now:
+            self.leased_until = None
+
+    def lease_ends(self, default_seconds: float) -> float:
+        """Return until when the run is kept: what its owner asked for, or some time after its last save."""
+        return self.saved_at + default_seconds if self.leased_until is None else self.leased_until
 
     def depth(self) -> int:
         """Return how many deltas wait on the chunk that has most."""
@@ -146,6 +233,7 @@ class Run:
             "committed": None if self.committed is None else list(self.committed.name),
             "staged": [[*s.name, s.prepared] for s in self.staged.values()],
             "pins": [list(g.name) for g in self.pins],
+            "ring": [list(g.name) for g in self.ring],
         }
 
     def described(self) -> str:

@@ -20,8 +20,11 @@ from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.control import keep_worker
 from fastcheck_dask.node.data_server import DataServer
+from fastcheck_dask.node.housekeeper import Housekeeper
+from fastcheck_dask.node.machine import check_memory, memory_limit_bytes
 from fastcheck_dask.node.merge_queue import MergeQueue
 from fastcheck_dask.node.plugin import StoragePlugin
+from fastcheck_dask.node.scrubber import PAUSE_SECONDS, Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.node.states import NodeStates
 from fastcheck_dask.tiers.object_store import open_store
@@ -29,6 +32,8 @@ from fastcheck_dask.tiers.wire import listen_address
 
 #: How often the node looks whether the registry still has it.
 REGISTRY_SECONDS = 5.0
+#: Older generations of a run that are kept besides the newest.
+DEFAULT_RING = 2
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -51,6 +56,8 @@ def storage(
     port: int = 0,
     insecure: bool = False,
     service_of: ServiceOf | None = None,
+    ring: int = DEFAULT_RING,
+    scrub_seconds: float = PAUSE_SECONDS,
 ) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
@@ -72,6 +79,8 @@ def storage(
             port=port,
             insecure=insecure,
             service_of=service_of,
+            ring=ring,
+            scrub_seconds=scrub_seconds,
         )
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
@@ -90,6 +99,8 @@ def run_storage(
     port: int = 0,
     insecure: bool = False,
     service_of: ServiceOf | None = None,
+    ring: int = DEFAULT_RING,
+    scrub_seconds: float = PAUSE_SECONDS,
 ) -> None:
     """Run a storage node; returns after SIGTERM or SIGINT.
 
@@ -102,7 +113,11 @@ def run_storage(
     coordinator_url : str
         Of the coordinator; it has to answer now.
     memory_bytes : int
-        What checkpoints may take; merging takes a few chunks on top.
+        What checkpoints may take; merging, and what is just being sent or received, takes some chunks on top.
+    ring : int
+        Older generations of each run that are kept besides the newest while there is room; 0 for none.
+    scrub_seconds : float
+        Between two passes over all that is stored, in which its checksums are compared.
     name, rack : str
         Of the node. No live node may have the same name.
     host, port
@@ -124,19 +139,30 @@ def run_storage(
     check_name(name, "a storage node")
     check_name(rack, "a rack")
     listen_address(host, port, insecure=insecure)
-    if memory_bytes < 1:
-        raise ConfigError(f"the memory of a storage node must be at least 1 byte, got {memory_bytes}")
+    check_memory(memory_bytes, memory_limit_bytes())
+    if ring < 0:
+        raise ConfigError(f"a storage node keeps 0 or more older generations, got {ring}")
     _give_memory_back()
     with ExitStack() as stack:
         coordinator = connect(coordinator_url)
         stack.callback(coordinator.close)
-        store = ShardStore(name, memory_bytes)
+        store = ShardStore(name, memory_bytes, ring=ring)
+        scrubber = Scrubber(store, pause_seconds=scrub_seconds)
+        stack.callback(scrubber.close)
+        housekeeper = Housekeeper(store, coordinator)
+        stack.callback(housekeeper.close)
         queue = MergeQueue(store)
         stack.callback(queue.close)
         service = None if service_of is None else service_of(coordinator)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
         server = DataServer(
-            store, open_store, host=host, port=port, insecure=insecure, operations=states.operations
+            store,
+            open_store,
+            host=host,
+            port=port,
+            insecure=insecure,
+            operations=states.operations,
+            report_more=scrubber.report,
         )
         stack.callback(server.close)
         server.start()

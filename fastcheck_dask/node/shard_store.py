@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from fastcheck_codecs import CodecError
-
+from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.errors import (
     CorruptDataError,
     FencedError,
-    NodeFullError,
     ShardCorruptError,
     ShardUnavailableError,
     StaleBaseError,
     TierError,
 )
 from fastcheck_dask.layout.manifest import digest_of_manifest
-from fastcheck_dask.node.entries import Chain, Entry, Ledger, accept, accept_whole, is_intact, merge
+from fastcheck_dask.node.entries import Entry, accept, accept_whole
 from fastcheck_dask.node.generations import Generation, Name, Run, Staged
+from fastcheck_dask.node.holdings import LEASE_SECONDS, ORPHAN_SECONDS, STAGED_SECONDS, Holdings
+from fastcheck_dask.node.merger import Checked, Merger
+from fastcheck_dask.node.status import report_of, summary_of
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.wire import Bits
 
@@ -29,8 +28,6 @@ from fastcheck_dask.tiers.wire import Bits
 PENDING_LIMIT = 2
 #: Pinned generations of one run.
 PIN_LIMIT = 2
-
-logger = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
@@ -42,8 +39,16 @@ class Found(NamedTuple):
     corrupt: list[str]
 
 
+class Undecided(NamedTuple):
+    """A run of which the coordinator knows more."""
+
+    run: str
+    #: Saves that this node voted for, and whose author has not been heard of for long.
+    prepared: list[Name]
+
+
 class ShardStore:
-    """Chunks of committed, pinned and staged generations, within a budget of bytes.
+    """Chunks of committed, older, pinned and staged generations, within a budget of bytes.
 
     Any thread may call any method. Methods block for as long as the bytes that they check or merge need;
     none does I/O. Arrays that are put in belong to the store afterwards and must not be changed.
@@ -53,52 +58,64 @@ class ShardStore:
     name : str
         Of the node, for errors.
     limit_bytes : int
-        What staged, committed and pinned payloads, waiting deltas and manifests may take together.
+        What staged, committed, older and pinned payloads, waiting deltas and manifests may take together.
     on_pending : callable, optional
-        Called with a run and a generation when its deltas begin to wait; must neither block nor call back.
+        Called with a run and a generation when there is something to merge; must neither block nor call back.
+    ring : int
+        Older generations of each run that can be read, too, as long as there is room for them.
+    clock : Clock
+        For leases, and for saves whose author is gone.
     """
 
     def __init__(
-        self, name: str, limit_bytes: int, on_pending: Callable[[str, int], None] | None = None
+        self,
+        name: str,
+        limit_bytes: int,
+        on_pending: Callable[[str, int], None] | None = None,
+        *,
+        ring: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.name = name
-        self.limit_bytes = limit_bytes
-        self.on_pending = on_pending
-        self._lock = threading.RLock()
-        self._quiet = threading.Condition(self._lock)
-        self._readers = 0
-        self._stopped = False
-        self._runs: dict[str, Run] = {}
-        self._ledger = Ledger()
+        self._holdings = Holdings(name, limit_bytes, ring=ring, clock=clock)
+        self._merger = Merger(self._holdings)
+        self._clock = clock
+        self._runs = self._holdings.runs
         #: Of the newest owner that began a save of each run; kept when a run is dropped.
         self._orders: dict[str, int] = {}
+        self.on_pending = on_pending
+
+    @property
+    def on_pending(self) -> Callable[[str, int], None] | None:
+        """What is called when there is something to merge."""
+        return self._holdings.on_pending
+
+    @on_pending.setter
+    def on_pending(self, call: Callable[[str, int], None] | None) -> None:
+        self._holdings.on_pending = call
 
     # ---- what there is
 
     @property
     def used_bytes(self) -> int:
         """Bytes held now."""
-        with self._lock:
-            return self._ledger.used_bytes
+        with self._holdings.locked():
+            return self._holdings.ledger.used_bytes
 
     def status(self) -> dict[str, Any]:
         """Return what `ping` answers."""
-        with self._lock:
-            return {
-                "name": self.name,
-                "used_bytes": self._ledger.used_bytes,
-                "limit_bytes": self.limit_bytes,
-                "runs": {
-                    name: None if run.committed is None else list(run.committed.name)
-                    for name, run in self._runs.items()
-                },
-                "pending": sum(len(g.pending) for run in self._runs.values() for g in run.generations()),
-            }
+        with self._holdings.locked():
+            return summary_of(self._holdings)
+
+    def report(self) -> dict[str, Any]:
+        """Return what `status` answers: bytes, and of each run what is held, its lease and its damage."""
+        with self._holdings.locked():
+            return report_of(self._holdings)
 
     def holds(self, run: str) -> dict[str, Any]:
-        """Return the generations of a run: committed, staged and pinned."""
-        with self._lock:
-            return (self._runs.get(run) or Run()).holds()
+        """Return the generations of a run: committed, staged, pinned and older ones."""
+        with self._holdings.locked():
+            return self._holdings.run(run).holds()
 
     # ---- saving
 
@@ -116,9 +133,9 @@ class ShardStore:
     ) -> list[str]:
         """Stage a save and return those of `keys` that it has to send whole; see `PeerClient.begin`."""
         wanted = list(keys)
-        with self._lock:
+        with self._holdings.locked():
             self._require_order(run, order)
-            state = self._runs.get(run) or Run()
+            state = self._holdings.run(run)
             committed = state.committed
             if committed is not None and committed.name == (generation, token):
                 return [key for key in wanted if key not in committed.chains]
@@ -127,14 +144,16 @@ class ShardStore:
             again = state.staged.get(token)
             for other in list(state.staged.values()):
                 if other is not again:
-                    self._drop_staged(run, state, other)
+                    self._holdings.drop_staged(run, state, other)
             staged = Staged(generation, token, shard, base, frozenset(wanted), reserve_bytes)
             if again is not None and again.begins_like(staged):
                 again.reserve_bytes = reserve_bytes
                 staged = again
             elif again is not None:
-                self._drop_staged(run, state, again)
-            self._require_room(staged.reserved_bytes, besides=staged)
+                self._holdings.drop_staged(run, state, again)
+            state.note_save(self._clock.now())
+            staged.expires = self._clock.now() + STAGED_SECONDS
+            self._holdings.require_room(run, staged.reserved_bytes, besides=staged)
             self._runs[run] = state
             state.staged[token] = staged
             present = {} if base is None or state.committed is None else state.committed.chains
@@ -145,20 +164,21 @@ class ShardStore:
         if self._is_committed(run, token):
             return
         entries = [accept(descriptor, payload, self.name) for descriptor, payload in chunks]
-        with self._lock:
+        with self._holdings.locked():
             if self._is_committed(run, token):
                 return
             state, staged = self._staged(run, token)
             fresh = [entry for entry in entries if self._is_new(state, staged, entry)]
             nbytes = sum(entry.payload.nbytes for entry in fresh)
-            self._require_room(max(nbytes, staged.reserved_bytes), besides=staged)
+            self._holdings.require_room(run, max(nbytes, staged.reserved_bytes), besides=staged)
+            staged.expires = self._clock.now() + STAGED_SECONDS
             for entry in fresh:
                 old = staged.entries.get(entry.descriptor.key)
                 staged.entries[entry.descriptor.key] = entry
-                self._ledger.hold([entry.payload])
+                self._holdings.hold([entry.payload])
                 staged.staged_bytes += entry.payload.nbytes
                 if old is not None:
-                    self._ledger.let_go([old.payload])
+                    self._holdings.let_go([old.payload])
                     staged.staged_bytes -= old.payload.nbytes
 
     def prepare(self, run: str, token: str, *, digest: str, manifest: Bits) -> None:
@@ -166,7 +186,7 @@ class ShardStore:
         got = digest_of_manifest(manifest.tobytes())
         if got != digest:
             raise ShardCorruptError("manifest", self.name, digest, got)
-        with self._lock:
+        with self._holdings.locked():
             if self._is_committed(run, token):
                 return
             _, staged = self._staged(run, token)
@@ -177,18 +197,18 @@ class ShardStore:
                     f"{len(staged.keys)} chunks never came, among them {', '.join(lacking[:3])}"
                 )
             if staged.manifest is None:
-                self._require_room(manifest.nbytes, besides=staged)
+                self._holdings.require_room(run, manifest.nbytes, besides=staged)
                 manifest.flags.writeable = False
                 staged.manifest = manifest
-                self._ledger.hold([manifest])
+                self._holdings.hold([manifest])
 
     def commit(self, run: str, generation: int, token: str) -> None:
         """Make a prepared save the committed generation. Idempotent."""
-        with self._lock:
-            deep = (self._runs.get(run) or Run()).depth() >= PENDING_LIMIT
+        with self._holdings.locked():
+            deep = self._holdings.run(run).depth() >= PENDING_LIMIT
         if deep and not self._is_committed(run, token):
             self.drain(run)
-        with self._lock:
+        with self._holdings.locked():
             if self._is_committed(run, token):
                 return
             state, staged = self._staged(run, token)
@@ -197,33 +217,75 @@ class ShardStore:
                     f"node {self.name} cannot commit generation {generation} of {run} ({token}): "
                     f"it holds {state.described()}"
                 )
-            self._promote(run, state, staged)
+            self._holdings.promote(run, state, staged)
 
     def abort(self, run: str, token: str) -> None:
         """Drop a staged save; nothing happens if there is none."""
-        with self._lock:
+        with self._holdings.locked():
             state = self._runs.get(run)
             if state is not None and token in state.staged:
-                self._drop_staged(run, state, state.staged[token])
+                self._holdings.drop_staged(run, state, state.staged[token])
+
+    def orphan(self, run: str, token: str) -> None:
+        """Note that the last connection of a save's author is gone: the save expires unless it comes back."""
+        with self._holdings.locked():
+            staged = self._holdings.run(run).staged.get(token)
+            if staged is not None:
+                staged.expires = min(staged.expires, self._clock.now() + ORPHAN_SECONDS)
+
+    def expire(self) -> None:
+        """Drop the staged saves whose time is over; called now and then."""
+        with self._holdings.locked():
+            self._holdings.expire()
+
+    def undecided(self) -> list[Undecided]:
+        """Return the runs that nobody saves now, and whose saves or persisting are not known of."""
+        now = self._clock.now()
+        with self._holdings.locked():
+            return [
+                Undecided(name, prepared)
+                for name, run in self._runs.items()
+                if all(staged.expires <= now for staged in run.staged.values())
+                and (
+                    (prepared := [staged.name for staged in run.staged.values() if staged.prepared])
+                    or (
+                        run.committed is not None
+                        and run.committed.number > run.persisted
+                        and run.lease_ends(LEASE_SECONDS) <= now
+                    )
+                )
+            ]
+
+    # ---- what may be evicted
+
+    def lease(self, run: str, seconds: float) -> bool:
+        """Keep a run for so long from now; say whether anything of it is here."""
+        with self._holdings.locked():
+            state = self._runs.get(run)
+            if state is None:
+                return False
+            state.leased_until = self._clock.now() + seconds
+            return True
+
+    def persisted(self, run: str, generation: int, token: str) -> None:
+        """Note that the object tier has a generation: what is held here up to it may be evicted some day."""
+        with self._holdings.locked():
+            state, held = self._holdings.readable(run, (generation, token))
+            committed = state.committed
+            # Another author's generation of that number says nothing of ours.
+            if held is not None or (committed is not None and committed.number < generation):
+                state.persisted = max(state.persisted, generation)
 
     # ---- reading
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Keep background merges from starting while a load is served."""
-        with self._lock:
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._readers -= 1
-                self._quiet.notify_all()
+    def reading(self) -> AbstractContextManager[None]:
+        """Keep background work from starting while a load is served."""
+        return self._merger.reading()
 
     def manifest(self, run: str, generation: int, token: str) -> Bits:
         """Return the manifest of a readable or prepared generation."""
-        with self._lock:
-            state = self._runs.get(run) or Run()
+        with self._holdings.locked():
+            state = self._holdings.run(run)
             found: Generation | Staged | None = state.find((generation, token)) or state.staged.get(token)
             if found is None or found.manifest is None or found.number != generation:
                 raise self._unavailable(run, state, (generation, token))
@@ -242,26 +304,23 @@ class ShardStore:
             If the chunks have more than `limit_bytes`.
         """
         name = (generation, token)
-        with self._lock:
-            held = self._readable(run, name)
-        self._drain(run, [held], keys, background=False)
-        with self._lock:
-            state = self._runs.get(run) or Run()
-            if held not in state.generations():
-                raise self._unavailable(run, state, name)
-            found = {key: held.chains[key] for key in keys if key in held.chains}
-        nbytes = sum(chain[0].payload.nbytes for chain in found.values())
-        if limit_bytes is not None and nbytes > limit_bytes:
-            raise TierError(f"{nbytes:,} bytes were asked for at once, at most {limit_bytes:,} are sent")
-        entries, corrupt = [], []
-        for key, chain in found.items():
-            assert len(chain) == 1
-            if is_intact(chain[0]):
-                entries.append(chain[0])
-            else:
+        with self._holdings.locked():
+            self._readable(run, name)
+        entries, corrupt, nbytes = [], [], 0
+        for key in keys:
+            entry, damaged = self._merger.fetch(run, name, key)
+            if damaged:
                 corrupt.append(key)
-                self._swap(run, key, chain, None)
-                self._log_loss(run, generation, key, "its payload fails its checksum")
+            if entry is not None:
+                entries.append(entry)
+                nbytes += entry.payload.nbytes
+            if limit_bytes is not None and nbytes > limit_bytes:
+                raise TierError(
+                    f"more than {limit_bytes:,} bytes were asked for at once, and no more are sent"
+                )
+        with self._holdings.locked():
+            # Had it been replaced meanwhile, what is missing would not be missing.
+            self._readable(run, name)
         good = {entry.descriptor.key for entry in entries}
         return Found(entries, [key for key in keys if key not in good], corrupt)
 
@@ -270,51 +329,51 @@ class ShardStore:
     ) -> None:
         """Put whole chunks back, if their bits are those that the generation was saved with."""
         entries = [accept_whole(descriptor, payload, self.name) for descriptor, payload in chunks]
-        with self._lock:
-            held = self._readable(run, (generation, token))
+        with self._holdings.locked():
+            held, state = self._readable(run, (generation, token)), self._runs[run]
             for entry in entries:
                 key, _, raw_nbytes, digest, _, _ = entry.descriptor
                 if held.wanted.get(key) != (digest, raw_nbytes):
                     raise CorruptDataError(
                         f"chunk {key} does not belong to generation {generation} of {run} on node {self.name}"
                     )
-            self._require_room(sum(entry.payload.nbytes for entry in entries))
+            self._holdings.require_room(run, sum(entry.payload.nbytes for entry in entries))
             for entry in entries:
-                self._set(held, entry.descriptor.key, (entry,))
+                self._holdings.set_chain(state, held, entry.descriptor.key, chain=(entry,))
 
     def quarantine(self, run: str, generation: int, token: str, keys: Iterable[str]) -> None:
         """Drop chunks that a reader found to decode to wrong bits."""
-        with self._lock:
-            held = self._readable(run, (generation, token))
+        why = "a reader found its bits to be wrong"
+        with self._holdings.locked():
+            held, state = self._readable(run, (generation, token)), self._runs[run]
             for key in keys:
-                chain = held.chains.get(key)
-                if chain is not None:
-                    self._swap(run, key, chain, None)
-                    self._log_loss(run, generation, key, "a reader found its bits to be wrong")
+                if key in held.chains:
+                    self._holdings.discard(run, key, held.chains[key][-1:], why)
+                elif key in held.steps:
+                    self._holdings.set_chain(state, held, key, chain=None)
+                    self._holdings.log_loss(run, generation, key, why)
 
     def pin(self, run: str, generation: int, token: str) -> None:
         """Keep a generation readable whatever is committed later; its waiting deltas are merged now."""
-        with self._lock:
+        with self._holdings.locked():
             held, state = self._readable(run, (generation, token)), self._runs[run]
             if held not in state.pins:
                 state.pins.append(held)
             if len(state.pins) > PIN_LIMIT:
-                self._unpin(state, state.pins[0])
-        self._drain(run, [held], None, background=False)
+                self._holdings.unpin(state, state.pins[0])
+        self._merger.drain_generations(run, [held], None, background=False)
 
     def unpin(self, run: str, generation: int, token: str) -> None:
         """Undo :meth:`pin`; nothing happens if it is not pinned."""
-        with self._lock:
-            state = self._runs.get(run) or Run()
+        with self._holdings.locked():
+            state = self._holdings.run(run)
             for held in [g for g in state.pins if g.name == (generation, token)]:
-                self._unpin(state, held)
+                self._holdings.unpin(state, held)
 
     def drop(self, run: str) -> None:
         """Forget a run."""
-        with self._lock:
-            state = self._runs.pop(run, None)
-            if state is not None:
-                self._ledger.let_go(state.arrays())
+        with self._holdings.locked():
+            self._holdings.drop(run)
 
     # ---- merging
 
@@ -324,70 +383,38 @@ class ShardStore:
         A chunk that cannot be merged to the digest its author gave is dropped, with an ERROR in the log. With
         `background`, waits before each chunk until no load is being served.
         """
-        with self._lock:
-            state = self._runs.get(run)
-            helds = [] if state is None else state.generations()
-        self._drain(run, helds, None if keys is None else list(keys), background=background)
+        self._merger.drain(run, None if keys is None else list(keys), background=background)
 
     def stop_background(self) -> None:
-        """End the drains that run in the background, after the chunk each is at; later ones do nothing."""
-        with self._quiet:
-            self._stopped = True
-            self._quiet.notify_all()
+        """End the work in the background, after the chunk that it is at; what begins later does nothing."""
+        self._merger.stop()
 
-    def _drain(
-        self, run: str, helds: Iterable[Generation], keys: Sequence[str] | None, *, background: bool
-    ) -> None:
-        for held in helds:
-            with self._lock:
-                waiting = sorted(held.pending) if keys is None else [k for k in keys if k in held.pending]
-            for key in waiting:
-                if background:
-                    with self._quiet:
-                        self._quiet.wait_for(lambda: self._readers == 0 or self._stopped)
-                        if self._stopped:
-                            return
-                self._merge_one(run, held, key)
+    # ---- scrubbing
 
-    def _merge_one(self, run: str, held: Generation, key: str) -> None:
-        with self._lock:
-            state = self._runs.get(run)
-        if state is None:
-            return
-        with state.merging:
-            with self._lock:
-                chain = held.chains.get(key)
-            if chain is None or len(chain) == 1:
-                return
-            merged: Chain | None = None
-            try:
-                merged = (merge(chain),)
-            except (CodecError, CorruptDataError) as error:
-                self._log_loss(run, held.number, key, f"its deltas cannot be merged: {error}")
-            self._swap(run, key, chain, merged)
+    def chunks(self) -> list[tuple[str, Name, str]]:
+        """Return every chunk that can be read: run, generation and key."""
+        with self._holdings.locked():
+            return [
+                (name, held.name, key)
+                for name, run in self._runs.items()
+                for held in run.generations()
+                for key in (*held.chains, *held.steps)
+            ]
 
-    def _swap(self, run: str, key: str, old: Chain, new: Chain | None) -> None:
-        """Replace `old` wherever it is a chunk, or what a chunk's later deltas stand on; None drops it."""
-        with self._lock:
-            state = self._runs.get(run) or Run()
-            for held in state.generations():
-                chain = held.chains.get(key)
-                if chain is not None and chain[: len(old)] == old:
-                    self._set(held, key, None if new is None else (*new, *chain[len(old) :]))
+    def check(self, run: str, name: Name, key: str) -> Checked | None:
+        """Compare the checksums of a chunk's payloads, once no load is served; a damaged one counts as lost.
 
-    def _set(self, held: Generation, key: str, chain: Chain | None) -> None:
-        old = held.chains.get(key, ())
-        self._ledger.hold(entry.payload for entry in chain or ())
-        held.replace(key, chain)
-        self._ledger.let_go(entry.payload for entry in old)
+        None if background work shall end.
+        """
+        return self._merger.check(run, name, key) if self._merger.wait_until_quiet() else None
 
     def _is_committed(self, run: str, token: str) -> bool:
-        with self._lock:
-            committed = (self._runs.get(run) or Run()).committed
+        with self._holdings.locked():
+            committed = self._holdings.run(run).committed
             return committed is not None and committed.token == token
 
     def _staged(self, run: str, token: str) -> tuple[Run, Staged]:
-        state = self._runs.get(run) or Run()
+        state = self._holdings.run(run)
         if token not in state.staged:
             raise StaleBaseError(
                 f"node {self.name} knows no save {token} of {run}; it holds {state.described()}; begin again"
@@ -428,73 +455,18 @@ class ShardStore:
                 f"node {self.name} does not hold generation {base[0]} ({base[1]}) of {run} as a base; "
                 f"it holds {state.described()}"
             )
-        self._promote(run, state, staged)
-
-    def _require_room(self, wanted_bytes: int, besides: Staged | None = None) -> None:
-        promised = sum(
-            staged.reserved_bytes
-            for run in self._runs.values()
-            for staged in run.staged.values()
-            if staged is not besides
-        )
-        free = self.limit_bytes - self._ledger.used_bytes - promised
-        if wanted_bytes > free:
-            raise NodeFullError(self.name, wanted_bytes, max(0, free))
-
-    def _promote(self, run: str, state: Run, staged: Staged) -> None:
-        base = state.committed
-        if staged.base is not None and (base is None or base.name != staged.base):
-            raise StaleBaseError(
-                f"node {self.name} cannot commit generation {staged.number} of {run}: its base is generation "
-                f"{staged.base[0]} ({staged.base[1]}), it holds {state.described()}"
-            )
-        new, lost = staged.on(base)
-        for key in lost:
-            self._log_loss(run, staged.number, key, "the base of its delta was lost meanwhile")
-        self._ledger.hold(new.arrays())
-        state.committed = new
-        self._drop_staged(run, state, staged)
-        if base is not None:
-            self._let_go_unless_held(state, base)
-        if new.pending and self.on_pending is not None:
-            self.on_pending(run, new.number)
-
-    def _drop_staged(self, run: str, state: Run, staged: Staged) -> None:
-        del state.staged[staged.token]
-        self._ledger.let_go(staged.arrays())
-        if not state.staged and not state.generations():
-            self._runs.pop(run, None)
-
-    def _unpin(self, state: Run, held: Generation) -> None:
-        state.pins.remove(held)
-        self._let_go_unless_held(state, held)
-
-    def _let_go_unless_held(self, state: Run, held: Generation) -> None:
-        if held not in state.generations():
-            self._ledger.let_go(held.arrays())
+        self._holdings.promote(run, state, staged)
 
     def _readable(self, run: str, name: Name) -> Generation:
-        """Return a committed or pinned generation; commits a prepared one, since the caller says it is."""
-        state = self._runs.get(run) or Run()
-        held = state.find(name)
-        staged = state.staged.get(name[1])
-        if held is None and staged is not None and staged.name == name and staged.prepared:
-            try:
-                self._promote(run, state, staged)
-            except StaleBaseError as error:
-                raise self._unavailable(run, state, name) from error
-            held = state.committed
+        """Return a readable generation; commits a prepared one, since the caller says it is."""
+        state, held = self._holdings.readable(run, name)
         if held is None:
             raise self._unavailable(run, state, name)
+        state.used_at = self._clock.now()
         return held
 
     def _unavailable(self, run: str, state: Run, name: Name) -> ShardUnavailableError:
         return ShardUnavailableError(
             f"node {self.name} does not hold generation {name[0]} ({name[1]}) of {run}; "
             f"it holds {state.described()}"
-        )
-
-    def _log_loss(self, run: str, generation: int, key: str, why: str) -> None:
-        logger.error(
-            "node %s lost a chunk: run %s, generation %d, key %s: %s", self.name, run, generation, key, why
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from fastcheck_dask.clock import Deadline
 
@@ -19,13 +21,12 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
 _NODE = """
-import sys
+import json, sys
 from fastcheck_dask.master.storage_node import master_of_nodes
 from fastcheck_dask.node.process import storage
-scheduler, coordinator, memory, name, rack, port = sys.argv[1:]
-sizes = {"memory_bytes": int(memory), "port": int(port)}
-end = storage(scheduler or None, coordinator, name=name, rack=rack, service_of=master_of_nodes, **sizes)
-sys.exit(end)
+scheduler, coordinator, options = sys.argv[1:]
+options = json.loads(options)
+sys.exit(storage(scheduler or None, coordinator, service_of=master_of_nodes, **options))
 """
 
 
@@ -50,6 +51,8 @@ class StorageCluster:
         Whether to start a Dask scheduler.
     coordinator : str, optional
         URL of the coordinator; a SQLite file in `folder` unless given.
+    **options
+        ``ring`` and ``scrub_seconds`` of the nodes.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class StorageCluster:
         memory_bytes: int = 2**31,
         scheduler: bool = False,
         coordinator: str | None = None,
+        **options: Any,
     ) -> None:
         self.folder = folder
+        self._options = options
         self.coordinator = coordinator or f"sqlite:///{folder}/coordinator.db"
         self.scheduler: str | None = None
         self._memory_bytes = memory_bytes
@@ -152,6 +157,13 @@ class StorageCluster:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _popen_node(self, name: str, *, rack: str, port: int = 0) -> subprocess.Popen[bytes]:
+        options = {
+            "memory_bytes": self._memory_bytes,
+            "name": name,
+            "rack": rack,
+            "port": port,
+            **self._options,
+        }
         return self._popen(
             name,
             [
@@ -159,10 +171,7 @@ class StorageCluster:
                 _NODE,
                 self.scheduler or "",
                 self.coordinator,
-                str(self._memory_bytes),
-                name,
-                rack,
-                str(port),
+                json.dumps(options),
             ],
         )
 

@@ -30,7 +30,7 @@ from fastcheck_dask.coordination.commits import (
 )
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
-from fastcheck_dask.engine.save import EncodedChunk
+from fastcheck_dask.engine.sending import EncodedChunk
 from fastcheck_dask.errors import (
     ClosedError,
     ConfigError,

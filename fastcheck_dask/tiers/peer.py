@@ -232,6 +232,20 @@ class PeerClient:
         """Have the node forget a run."""
         await self._request({"op": "drop", "run": run})
 
+    async def lease(self, run: str, seconds: float) -> bool:
+        """Have the node keep a run for so long from now; say whether it holds anything of it."""
+        return (await self._request({"op": "lease", "run": run, "seconds": float(seconds)})).get(
+            "held"
+        ) is True
+
+    async def persisted(self, run: str, generation: int, token: str) -> None:
+        """Tell the node that the object tier has a generation: it may be evicted when its lease has ended."""
+        await self._request(_at("persisted", run, generation, token))
+
+    async def status(self) -> dict[str, Any]:
+        """Return bytes used, reserved and free, and of each run what is held, its lease and its damage."""
+        return _fields(await self._request({"op": "status"}))
+
     async def close(self) -> None:
         """End all connections; requests in flight fail. Idempotent."""
         self._closed = True

@@ -6,6 +6,8 @@ import pytest
 from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, is_delta
 from fastcheck_codecs.bitops import fingerprint
 from fastcheck_codecs.header import Block, Residual, read_header
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def residuals(payload):
@@ -157,3 +159,40 @@ def test_auto_residual_is_within_half_a_percent_of_the_better_one(kept, moments)
     now = (np.float32(kept) * base + np.float32(1 - kept) * moments[200_000:400_000]).astype("f4")
     sizes = {how: XorDelta(base=base, residual=how).encode(now).size for how in ("auto", "xor", "difference")}
     assert sizes["auto"] <= 1.005 * min(sizes["xor"], sizes["difference"])
+
+
+@given(
+    before=st.binary(max_size=300),
+    seed=st.integers(0, 2**32 - 1),
+    residual=st.sampled_from(["auto", "xor", "difference"]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float64", "uint8"]),
+    repeat=st.sampled_from([1, 40]),
+)
+def test_undo_any_delta_gives_what_was_before(before, seed, residual, dtype, repeat):
+    base = np.frombuffer(before * repeat, np.uint8)
+    rng = np.random.default_rng(seed)
+    current = np.where(rng.random(base.size) < 0.1, rng.integers(0, 256, base.size), base).astype(np.uint8)
+    payload = XorDelta(base=base, residual=residual, dtype=dtype).encode(current)
+    assert XorDelta().undo(payload, current).tobytes() == base.tobytes()
+
+
+@pytest.mark.parametrize("residual", ["auto", "xor", "difference"])
+def test_undo_delta_of_several_blocks_gives_what_was_before(weights, residual):
+    base, current = weights
+    current = current.copy()
+    current[:300_000] = base[:300_000]
+    current[:300_000:999] *= -1
+    payload = XorDelta(base=base, residual=residual).encode(current)
+    assert XorDelta(checksum=False).undo(payload, current).tobytes() == base.tobytes()
+
+
+def test_undo_of_other_bits_or_of_a_full_payload_is_refused(weights):
+    base, current = weights
+    payload = XorDelta(base=base).encode(current)
+    with pytest.raises(CodecError, match="other bits"):
+        XorDelta().undo(payload, base)
+    with pytest.raises(CodecError, match="have 4 bytes"):
+        XorDelta().undo(payload, bytes(4))
+    for full in (XorDelta().encode(current), PrefixIndex().encode(current)):
+        with pytest.raises(CodecError, match="stands alone"):
+            XorDelta().undo(full, current)

@@ -44,7 +44,8 @@ def replace_payload(run, name, key, payload, **fields):
     (held,) = store._runs["run-1"].generations()
     (entry,) = held.chains[key]
     described = entry.descriptor._replace(crc32c=checksum(payload), nbytes=payload.size, **fields)
-    store._set(held, key, (accept(described, payload, name),))
+    chain = (accept(described, payload, name),)
+    store._holdings.set_chain(store._runs["run-1"], held, key, chain=chain)
 
 
 def flip(run, name, key):

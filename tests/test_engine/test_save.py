@@ -13,11 +13,12 @@ from fastcheck_dask.engine import compression
 from fastcheck_dask.engine import save as save_module
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS
-from fastcheck_dask.engine.save import send_jobs, together
+from fastcheck_dask.engine.sending import send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
     FencedError,
+    NodeFullError,
     NodeUnavailableError,
     StaleBaseError,
     TierError,
@@ -363,6 +364,49 @@ def test_save_node_full_says_so_and_leaves_former_generation(rig, states):
         run.save({"w": np.random.default_rng(0).normal(size=60_000)})
     assert run.coordinator.latest("run-1") == first.record
     assert loads(run, states.of(1), states)
+
+
+def test_save_that_cannot_fit_is_refused_before_any_payload(rig, states):
+    run = rig(limit_bytes=60_000)
+    with pytest.raises(NodeFullError) as told:
+        run.save({"w": np.random.default_rng(0).normal(size=200_000)})
+    assert told.value.free_bytes == 60_000
+    assert told.value.wanted_bytes > 400_000
+    assert all("put" not in node.calls for node in run.nodes)
+    assert all(node.store.report()["reserved_bytes"] == 0 for node in run.nodes)
+
+
+def test_save_reserves_what_it_then_takes_at_most(rig, states):
+    run = rig()
+    seen = []
+
+    def note(request):
+        report = run.nodes["n0"].store.report()
+        seen.append(report["used_bytes"] + report["reserved_bytes"])
+
+    for step in range(3):
+        seen.clear()
+        run.nodes["n0"].after["begin"] = run.nodes["n0"].before["prepare"] = note
+        run.save(states.of(1, step=step))
+        at_begin, at_end = seen
+        # Nothing grew while it was sent.
+        assert at_begin == at_end
+
+
+def test_save_that_outgrows_its_estimate_is_tried_with_all_it_may_take(rig, states):
+    run = rig(limit_bytes=100_000)
+    state = {"w": np.zeros(30_000, np.float32)}
+    run.save(state)
+    run.save(state)
+    # Zeros took nothing: what the next one takes could not be known.
+    state["w"][:] = np.random.default_rng(0).normal(size=30_000)
+    saved = run.save(state)
+    assert saved.stats.deltas > 0
+    run.save({"w": np.zeros(30_000, np.float32)})
+    huge = {"w": np.random.default_rng(1).normal(size=60_000)}
+    with pytest.raises(NodeFullError):
+        run.save(huge)
+    assert all(node.store.report()["reserved_bytes"] == 0 for node in run.nodes)
 
 
 # Without compression

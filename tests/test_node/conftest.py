@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import xxhash
-from fastcheck_codecs import PrefixIndex, XorDelta, checksum
+from fastcheck_codecs import PrefixIndex, XorDelta, checksum, encode_raw_into, max_encoded_nbytes
 
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
@@ -39,11 +39,17 @@ def whole(key: str, raw: Bits) -> Chunk:
     return described(key, raw, PrefixIndex(dtype="float32").encode(raw))
 
 
-def delta(key: str, raw: Bits, base: Bits) -> Chunk:
+def uncompressed(key: str, raw: Bits) -> Chunk:
+    out = np.empty(max_encoded_nbytes(raw.size), np.uint8)
+    length = encode_raw_into(raw, out, dtype="float32")
+    return described(key, raw, out[:length].copy())
+
+
+def delta(key: str, raw: Bits, base: Bits, residual: str = "xor") -> Chunk:
     fitted = np.zeros(raw.size, np.uint8)
     n = min(raw.size, base.size)
     fitted[:n] = base[:n]
-    return described(key, raw, XorDelta(base=fitted, dtype="float32", residual="xor").encode(raw))
+    return described(key, raw, XorDelta(base=fitted, dtype="float32", residual=residual).encode(raw))
 
 
 def nudged(raw: Bits, seed: int) -> Bits:
@@ -63,16 +69,23 @@ class Author:
     generation: int = 0
     token: str = ""
     state: dict[str, Bits] = field(default_factory=dict)
+    #: Whether chunks go as they are.
+    raw: bool = False
+    residual: str = "xor"
+    #: Of its claim of the run.
+    order: int = 0
 
     @property
     def name(self) -> tuple[str, int, str]:
         return self.run, self.generation, self.token
 
     def chunks(self, state: dict[str, Bits], whole_keys: set[str]) -> list[Chunk]:
+        if self.raw:
+            return [uncompressed(key, raw) for key, raw in state.items()]
         return [
             whole(key, raw)
             if key in whole_keys or key not in self.state
-            else delta(key, raw, self.state[key])
+            else delta(key, raw, self.state[key], self.residual)
             for key, raw in state.items()
         ]
 
@@ -81,7 +94,14 @@ class Author:
         token = token or f"token-{generation}"
         base = None if rebase or not self.generation else (self.generation, self.token)
         absent = self.store.begin(
-            self.run, generation, token, shard=0, base=base, keys=list(state), reserve_bytes=0
+            self.run,
+            generation,
+            token,
+            shard=0,
+            base=base,
+            keys=list(state),
+            reserve_bytes=0,
+            order=self.order,
         )
         self.store.put(self.run, token, self.chunks(state, set(absent)))
         return generation, token

@@ -19,6 +19,7 @@ from fastcheck_codecs import PrefixIndex
 from fastcheck_dask.errors import (
     ConfigError,
     CorruptDataError,
+    FencedError,
     NodeUnavailableError,
     ShardUnavailableError,
     StaleBaseError,
@@ -26,7 +27,7 @@ from fastcheck_dask.errors import (
     TierFullError,
 )
 from fastcheck_dask.layout.casts import cast
-from fastcheck_dask.node import data_server
+from fastcheck_dask.node import data_server, merger
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers import wire
@@ -163,9 +164,146 @@ def test_repair_quarantine_pin_and_drop_over_the_wire(
             "committed": None,
             "staged": [],
             "pins": [],
+            "ring": [],
         }
 
     with_client(serve(store), use)
+
+
+def test_lease_persisted_and_status_over_the_wire(serve: Any, make_author: Any, chunks: Any) -> None:
+    store = ShardStore("node-1", 2**20, ring=1)
+    author = make_author(store)
+    author.save({"a": chunks.bits(1)})
+    author.save({"a": chunks.nudged(chunks.bits(1), 1), "b": chunks.bits(2)})
+    store.quarantine(*author.name, ["b"])
+
+    async def use(client: PeerClient) -> dict[str, Any]:
+        assert await client.lease("run", 50)
+        assert not await client.lease("other", 50)
+        with pytest.raises(CorruptDataError, match="a lease has"):
+            await client.lease("run", -1)
+        with pytest.raises(CorruptDataError, match="a lease has"):
+            await client.lease("run", float("nan"))
+        await client.persisted(*author.name)
+        with pytest.raises(ShardUnavailableError):
+            await client.manifest("run", 7, "t")
+        await client.begin("new", 1, "t", shard=0, base=None, keys=["k"], reserve_bytes=1000)
+        return await client.status()
+
+    status = with_client(serve(store, report_more=lambda: {"scrub": {"passes": 3}}), use)
+    run = status["runs"]["run"]
+    assert (status["used_bytes"], status["reserved_bytes"]) == (store.used_bytes, 1000)
+    assert (status["limit_bytes"], status["scrub"]) == (2**20, {"passes": 3})
+    assert status["ring"]["generations"] == 1
+    assert 0 < status["ring"]["used_bytes"] < status["ring"]["limit_bytes"]
+    assert (run["committed"], run["ring"], run["persisted"]) == ([2, "token-2"], [[1, "token-1"]], 2)
+    assert run["lease"]["asked"]
+    assert 0 < run["lease"]["ends_seconds"] <= 50
+    assert run["damaged"] == [{"generation": 2, "token": "token-2", "count": 1, "keys": ["b"]}]
+    (staged,) = status["runs"]["new"]["staged"]
+    assert (staged["reserved_bytes"], staged["prepared"]) == (1000, False)
+    assert status["runs"]["new"]["persisted"] is None
+
+
+def test_author_whose_last_connection_breaks_is_an_orphan(
+    store: ShardStore, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphans: list[tuple[str, str]] = []
+    left = threading.Event()
+
+    def orphan(run: str, token: str) -> None:
+        orphans.append((run, token))
+        left.set()
+
+    monkeypatch.setattr(store, "orphan", orphan)
+    server = serve(store)
+
+    async def begin(client: PeerClient, token: str, run: str = "run") -> None:
+        await client.begin(run, 1, token, shard=0, base=None, keys=["a"], reserve_bytes=10)
+
+    async def main() -> None:
+        first, second = (PeerClient("node-1", server.address, grace_seconds=20) for _ in range(2))
+        await begin(first, "t1")
+        await begin(second, "t1")
+        await begin(second, "t2", "other")
+        await first.close()
+        # The other connection goes on.
+        await second.ping()
+        await begin(second, "t1")
+        assert orphans == []
+        await second.close()
+        assert await asyncio.to_thread(left.wait, 20)
+
+    asyncio.run(main())
+    server.close()
+    assert sorted(orphans) == [("other", "t2"), ("run", "t1")]
+    assert not server._savers
+
+
+def test_two_live_jobs_with_one_run_id_are_told_apart(store: ShardStore, serve: Any, chunks: Any) -> None:
+    server = serve(store)
+    chunk, other = chunks.whole("a", chunks.bits(1)), chunks.whole("a", chunks.bits(2))
+
+    async def use(older: PeerClient) -> None:
+        newer = PeerClient("node-1", server.address, grace_seconds=20)
+        arguments: dict[str, Any] = {"shard": 0, "base": None, "keys": ["a"], "reserve_bytes": 0}
+        manifest = {"digest": hashlib.sha256(b"{}").hexdigest(), "manifest": b"{}"}
+        await older.begin("run", 1, "older", **arguments, order=1)
+        await older.put("run", "older", chunks=[chunk[0]], frames=[chunk[1]])
+        await newer.begin("run", 1, "newer", **arguments, order=2)
+        with pytest.raises(StaleBaseError):
+            await older.prepare("run", "older", **manifest)
+        with pytest.raises(FencedError):
+            await older.begin("run", 1, "older", **arguments, order=1)
+        await newer.put("run", "newer", chunks=[other[0]], frames=[other[1]])
+        await newer.prepare("run", "newer", **manifest)
+        await newer.commit("run", 1, "newer")
+        with pytest.raises(StaleBaseError):
+            await older.commit("run", 1, "older")
+        await newer.close()
+
+    with_client(server, use)
+    found = store.read("run", 1, "newer", keys=["a"])
+    assert chunks.decoded(found.entries) == {"a": chunks.bits(2).tobytes()}
+
+
+@pytest.mark.parametrize("busy", ["merge", "scrub"])
+def test_node_answers_while_it_merges_or_scrubs(
+    store: ShardStore, serve: Any, author: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    author.save({"a": chunks.bits(1)})
+    author.save({"a": chunks.nudged(chunks.bits(1), 1)})
+    reached, go_on = threading.Event(), threading.Event()
+    name = {"merge": "merge", "scrub": "is_intact"}[busy]
+    real = getattr(merger, name)
+
+    def slow(argument: Any) -> Any:
+        reached.set()
+        assert go_on.wait(30)
+        return real(argument)
+
+    monkeypatch.setattr(merger, name, slow)
+
+    def work() -> None:
+        if busy == "merge":
+            store.drain("run")
+        else:
+            store.check("run", author.name[1:], "a")
+
+    async def use(client: PeerClient) -> None:
+        assert await asyncio.to_thread(reached.wait, 30)
+        for _ in range(3):
+            assert (await client.ping())["name"] == "node-1"
+        assert (await client.status())["used_bytes"] == store.used_bytes
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with_client(serve(store), use)
+    finally:
+        go_on.set()
+        thread.join(30)
+    assert author.loaded() == author.saved()
 
 
 def test_persist_writes_payloads_as_they_are(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
-from fastcheck_dask.node.entries import Ledger, accept, accept_whole, extend, is_intact, merge
+from fastcheck_dask.node.entries import accept, accept_whole, extend, is_intact, merge
 
 
 def entry(chunk: Any) -> Any:
@@ -96,14 +96,3 @@ def test_extend_with_identity_that_claims_other_bits_is_left_to_the_merge(chunks
     assert len(longer) == 2
     with pytest.raises(CorruptDataError):
         merge(longer)
-
-
-def test_ledger_counts_a_shared_array_once() -> None:
-    ledger, array = Ledger(), np.zeros(10, np.uint8)
-    ledger.hold([array])
-    ledger.hold([array])
-    assert ledger.used_bytes == 10
-    ledger.let_go([array])
-    assert ledger.used_bytes == 10
-    ledger.let_go([array])
-    assert ledger.used_bytes == 0

@@ -328,6 +328,8 @@ def test_node_without_coordinator_exits_with_the_reason(start_node: Any, tmp_pat
         ({"rack": ""}, "a rack must be"),
         ({"host": "0.0.0.0"}, "insecure"),
         ({"memory_bytes": 0}, "at least 1 byte"),
+        ({"memory_bytes": 2**60}, "1,152,921,504,606,846,976 bytes, and this machine or its container has"),
+        ({"ring": -1}, "0 or more older generations, got -1"),
         ({"coordinator": "nonsense"}, "coordinator"),
     ],
 )

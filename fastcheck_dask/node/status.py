@@ -1,0 +1,71 @@
+"""What a storage node says of itself. Called with the lock of its holdings held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastcheck_dask.node.generations import Run
+from fastcheck_dask.node.holdings import LEASE_SECONDS, Holdings
+
+#: Damaged keys that are named for one generation: a message has to hold them.
+_NAMED_KEYS = 1000
+
+
+def summary_of(holdings: Holdings) -> dict[str, Any]:
+    """Return what `ping` answers."""
+    return {
+        "name": holdings.name,
+        "used_bytes": holdings.ledger.used_bytes,
+        "limit_bytes": holdings.limit_bytes,
+        "runs": {
+            name: None if run.committed is None else list(run.committed.name)
+            for name, run in holdings.runs.items()
+        },
+        "pending": sum(len(g.pending) for run in holdings.runs.values() for g in run.generations()),
+    }
+
+
+def report_of(holdings: Holdings) -> dict[str, Any]:
+    """Return what `status` answers; takes as long as going through all keys."""
+    now = holdings.clock.now()
+    return {
+        "name": holdings.name,
+        "used_bytes": holdings.ledger.used_bytes,
+        "reserved_bytes": holdings.reserved_bytes(),
+        "limit_bytes": holdings.limit_bytes,
+        "ring": {
+            "generations": holdings.ring,
+            "used_bytes": holdings.ring_ledger.used_bytes,
+            "limit_bytes": holdings.ring_limit_bytes,
+        },
+        "runs": {name: _of_run(run, now) for name, run in holdings.runs.items()},
+    }
+
+
+def _of_run(run: Run, now: float) -> dict[str, Any]:
+    return {
+        **run.holds(),
+        "staged": [
+            {
+                "generation": staged.number,
+                "token": staged.token,
+                "prepared": staged.prepared,
+                "staged_bytes": staged.staged_bytes,
+                "reserved_bytes": staged.reserved_bytes,
+                "expires_seconds": None if staged.prepared else staged.expires - now,
+            }
+            for staged in run.staged.values()
+        ],
+        "bytes": 0 if run.committed is None else run.committed.nbytes,
+        "pending": sum(len(held.pending) for held in run.generations()),
+        "persisted": run.persisted if run.persisted >= 0 else None,
+        "lease": {
+            "asked": run.leased_until is not None,
+            "ends_seconds": run.lease_ends(LEASE_SECONDS) - now,
+        },
+        "damaged": [
+            {"generation": held.number, "token": held.token, "count": len(lost), "keys": lost[:_NAMED_KEYS]}
+            for held in run.generations()
+            if (lost := held.damaged)
+        ],
+    }
