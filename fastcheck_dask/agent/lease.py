@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.coordination.leases import RENEWALS_PER_LEASE
+from fastcheck_dask.coordination.leases import RENEWALS_PER_LEASE, LeaseRenewer
 from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.tiers.peer import PeerClient
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Renews the lease of a run on the nodes of its newest commit: with each commit, and now and then.
+    """Renews the lease of a run: on the nodes of its newest commit with each one, and all of it by a timer.
 
     Belongs to one event loop.
 
@@ -28,10 +28,19 @@ class LeaseKeeper:
         Opens a node by name and address.
     seconds : float
         How long each renewal lasts.
+    tell : callable, optional
+        Renews it at the coordinator, by which the master goes; blocks.
     """
 
-    def __init__(self, run: str, client: Callable[[str, str], PeerClient], seconds: float) -> None:
+    def __init__(
+        self,
+        run: str,
+        client: Callable[[str, str], PeerClient],
+        seconds: float,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run, self._client, self._seconds = run, client, seconds
+        self._tell, self._renewer = tell, LeaseRenewer(tell, seconds)
         self._record: CommitRecord | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -49,6 +58,7 @@ class LeaseKeeper:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+            self._renewer = LeaseRenewer(self._tell, self._seconds)
             await self.renew()
 
     async def _keep(self) -> None:
@@ -63,7 +73,10 @@ class LeaseKeeper:
         """Renew on every node once; one that cannot be reached keeps what it holds for some time anyway."""
         if self._record is not None:
             nodes = zip(self._record.nodes, self._record.addresses, strict=True)
-            await asyncio.gather(*(self._renew_at(name, address) for name, address in nodes))
+            await asyncio.gather(
+                asyncio.to_thread(self._renewer.tick),
+                *(self._renew_at(name, address) for name, address in nodes),
+            )
 
     async def _renew_at(self, name: str, address: str) -> None:
         client = self._client(name, address)

@@ -22,6 +22,7 @@ from fastcheck_dask.agent.ranks import RankDuties, known_commits
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.coordination.leases import renew
 from fastcheck_dask.coordination.runs import RunDescription, describe
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
@@ -110,7 +111,12 @@ class SaveService:
             compression=CompressionPolicy(settings.compression, settings.encoders),
         )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
-        self._lease = LeaseKeeper(config.run, client, settings.lease_seconds)
+        self._lease = LeaseKeeper(
+            config.run,
+            client,
+            settings.lease_seconds,
+            partial(renew, coordinator.entries, config.run, settings.lease_seconds),
+        )
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None

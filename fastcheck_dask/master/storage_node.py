@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastcheck_dask.coordination.base import Coordinator
+from fastcheck_dask.coordination.base import Coordinator, NodeInfo
 from fastcheck_dask.coordination.election import Service
 from fastcheck_dask.master.duty import Duty
+from fastcheck_dask.master.lease_sweep import LeaseSweepDuty
 from fastcheck_dask.master.persisting import PersistDuty
 from fastcheck_dask.master.service import MasterService
 from fastcheck_dask.tiers.peer import PeerClient
@@ -16,6 +17,14 @@ def master_of_nodes(coordinator: Coordinator) -> Service:
     """Return what a storage node does while it leads."""
 
     def duties() -> Sequence[Duty]:
-        return (PersistDuty(coordinator, PeerClient),)
+        return PersistDuty(coordinator, PeerClient), LeaseSweepDuty(coordinator, _end_lease)
 
     return MasterService(duties)
+
+
+async def _end_lease(node: NodeInfo, run: str) -> None:
+    client = PeerClient(node.name, node.address)
+    try:
+        await client.lease(run, 0.0)
+    finally:
+        await client.close()

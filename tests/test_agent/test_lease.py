@@ -89,3 +89,24 @@ def test_lease_reaches_the_store_for_as_long_as_was_asked(nodes: FakeNodes) -> N
     lease = store.report()["runs"]["run"]["lease"]
     assert lease["asked"]
     assert 0 < lease["ends_seconds"] <= 500
+
+
+def test_coordinator_is_told_by_the_timer_alone_and_at_the_end(nodes: FakeNodes) -> None:
+    told: list[int] = []
+
+    async def main() -> None:
+        keeper = LeaseKeeper("run", nodes.client, 3600.0, lambda: told.append(1))
+        for count in (1, 2, 3):
+            keeper.note(record("n0"))
+            await until_leases(nodes, count, 0, 0)
+        assert len(told) == 1
+        await keeper.close()
+        assert len(told) == 2
+        quick = LeaseKeeper("run", nodes.client, 0.04, lambda: told.append(1))
+        quick.note(record("n0"))
+        async with asyncio.timeout(20):
+            while len(told) < 5:
+                await asyncio.sleep(0)
+        await quick.close()
+
+    asyncio.run(main())
