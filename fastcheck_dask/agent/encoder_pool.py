@@ -20,9 +20,9 @@ import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.agent.channel import AsyncChannel, Message
+from fastcheck_dask.engine.delivery import EncodedChunk
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
-from fastcheck_dask.engine.save import EncodedChunk
 from fastcheck_dask.errors import ClosedError, TierError, from_wire
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
-from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, RunClaim
 from fastcheck_dask.coordination.runs import RunDescription, describe
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
@@ -39,7 +39,7 @@ from fastcheck_dask.errors import (
     TooFewNodesError,
     to_wire,
 )
-from fastcheck_dask.placement.policy import Choice, choose
+from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
@@ -47,7 +47,7 @@ from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
 
-#: How often one snapshot is tried on other nodes before its save fails.
+#: How often one snapshot is tried from the start before its save fails; nodes are replaced without that.
 _ATTEMPTS = 4
 #: A node that failed is not chosen again for this long, in seconds, unless there is no other.
 _SUSPECT_SECONDS = 30.0
@@ -100,6 +100,7 @@ class SaveService:
             self._encoders,
             client,
             compression=CompressionPolicy(settings.compression, settings.encoders),
+            substitute=self._substitute,
         )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
         self._persisting: asyncio.Task[None] | None = None
@@ -206,6 +207,7 @@ class SaveService:
                     "chunks": stats.chunks,
                     "deltas": stats.deltas,
                     "nodes": list(stats.nodes),
+                    "replaced": stats.replaced,
                     "degraded": stats.degraded,
                     "save_seconds": stats.seconds,
                     "compressed": stats.compressed,
@@ -240,8 +242,9 @@ class SaveService:
                     seal=seal,
                 )
             except (NodeUnavailableError, NodeFullError) as error:
+                # And no other node was to be had: with fewer shards, if that is allowed.
                 excluded.add(error.node)
-                self._suspects[error.node] = time.monotonic() + _SUSPECT_SECONDS
+                self._suspect(error.node)
                 cause = error
             except ShardCorruptError as error:
                 # Damaged on the way: the node took nothing of it.
@@ -273,11 +276,8 @@ class SaveService:
     ) -> Choice:
         if not self._config.peers:
             return Choice(0, False, ())
-        alive = await asyncio.to_thread(self._coordinator.nodes)
-        if self._states is not None:
-            alive = await self._states.of(alive)
-        now = time.monotonic()
-        suspects = {name for name, until in self._suspects.items() if until > now}
+        alive = await self._alive()
+        suspects = self._suspected()
         arguments: dict[str, Any] = {
             "wanted": self._config.wanted_shards,
             "max_shards": self._config.settings.max_shards,
@@ -294,6 +294,33 @@ class SaveService:
         if cause is not None and choice.degraded is None and choice.shards == 0:
             return Choice(0, False, (), str(cause))
         return choice
+
+    async def _alive(self) -> Sequence[NodeInfo]:
+        """Return the registered nodes, with their newest states."""
+        alive = await asyncio.to_thread(self._coordinator.nodes)
+        return alive if self._states is None else await self._states.of(alive)
+
+    async def _substitute(
+        self, others: Sequence[NodeInfo], taken: Collection[str], failed: NodeInfo, error: FastCheckError
+    ) -> NodeInfo | None:
+        """Choose a node for a shard whose node failed in the middle of a save."""
+        self._suspect(failed.name)
+        try:
+            alive = await self._alive()
+        except CoordinationError as away:
+            log.warning("no node can be found in place of %s (%s): %s", failed.name, error, away)
+            return None
+        suspected = self._suspected() | set(taken)
+        return replacement(alive, others=others, excluded=suspected) or replacement(
+            alive, others=others, excluded=taken
+        )
+
+    def _suspect(self, name: str) -> None:
+        self._suspects[name] = time.monotonic() + _SUSPECT_SECONDS
+
+    def _suspected(self) -> set[str]:
+        now = time.monotonic()
+        return {name for name, until in self._suspects.items() if until > now}
 
     async def _save_to_objects(
         self, snapshot: Snapshot, generation: int, choice: Choice, seal: Callable[[bytes], None]

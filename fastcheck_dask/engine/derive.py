@@ -14,9 +14,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from fastcheck_dask.engine.delivery import together
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS, CastCheck, Content
-from fastcheck_dask.engine.save import JOB_BYTES, Encoder, Snapshot, together
+from fastcheck_dask.engine.save import JOB_BYTES, Encoder, Snapshot
 from fastcheck_dask.layout.casts import CAST_DTYPES, SOURCE_DTYPE, cast
 from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.tiers.local import Slot

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
+from fastcheck_dask.engine.delivery import EncodedChunk, together
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.save import (
     JOB_BYTES,
     Base,
-    EncodedChunk,
     Encoder,
     SaveStats,
     Snapshot,
     send_jobs,
-    together,
 )
 from fastcheck_dask.errors import FastCheckError, TierError, UnrecoverableError
 from fastcheck_dask.ids import directory_name

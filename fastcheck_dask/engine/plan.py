@@ -84,7 +84,12 @@ class CastCheck:
 
 
 def jobs_for_peers(
-    content: Content, base: Content | None, whole: Collection[str], *, budget_bytes: int
+    content: Content,
+    base: Content | None,
+    whole: Collection[str],
+    *,
+    budget_bytes: int,
+    only: Collection[str] | None = None,
 ) -> Iterator[Job]:
     """Plan the encoding of a checkpoint for its shards, stripe by stripe.
 
@@ -98,6 +103,8 @@ def jobs_for_peers(
         Keys that their node has no base for.
     budget_bytes : int
         Most raw bytes of a job, unless a single stripe has more.
+    only : collection of str, optional
+        Keys to which it is confined.
 
     Yields
     ------
@@ -106,7 +113,10 @@ def jobs_for_peers(
         `MESSAGE_CHUNKS` of a shard.
     """
     assert content.layout is not None
-    yield from _batched(_stripe_tasks(content, base, whole), budget_bytes)
+    groups: Iterable[list[Task]] = _stripe_tasks(content, base, whole)
+    if only is not None:
+        groups = filter(None, ([task for task in group if task.key in only] for group in groups))
+    yield from _batched(groups, budget_bytes)
 
 
 def jobs_for_objects(

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastcheck_codecs import is_delta
-
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
-from fastcheck_dask.engine.compression import CompressionPolicy, Meter
-from fastcheck_dask.engine.encode import Bits
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, RunClaim
+from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.delivery import Delivery, EncodedChunk, Substitute, together
 from fastcheck_dask.engine.plan import CastCheck, Content, Job, jobs_for_peers
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
     FencedError,
     NodeFullError,
-    StaleBaseError,
 )
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.placement.policy import Choice
-from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient
 
 log = logging.getLogger(__name__)
@@ -43,28 +39,6 @@ JOB_BYTES = 16 * 2**20
 #: How long a commit is tried again while the coordinator does not answer, in seconds.
 COMMIT_PATIENCE = 30.0
 _COMMIT_RETRY = 0.5
-
-
-@dataclass(frozen=True)
-class EncodedChunk:
-    """One encoded chunk; the payload lies in the arena and is valid while its job is held."""
-
-    key: str
-    shard: int
-    dtype: str
-    raw_nbytes: int
-    digest: str
-    crc32c: int
-    payload: Bits
-    #: What encoding it took one process.
-    encode_seconds: float = 0.0
-
-    @property
-    def descriptor(self) -> Descriptor:
-        """What travels beside the payload."""
-        return Descriptor(
-            self.key, self.dtype, self.raw_nbytes, self.digest, self.crc32c, self.payload.nbytes
-        )
 
 
 class Encoder(Protocol):
@@ -127,6 +101,8 @@ class SaveStats:
     deltas: int = 0
     chunks: int = 0
     nodes: tuple[str, ...] = ()
+    #: Nodes that failed during the save and were replaced, each with the reason.
+    replaced: dict[str, str] = field(default_factory=dict)
     degraded: str | None = None
     seconds: float = 0.0
     #: False: the chunks went raw and whole, because the links are faster than the encoders or by setting.
@@ -158,6 +134,7 @@ class PeerSaver:
         client: Callable[[str, str], PeerClient],
         *,
         compression: CompressionPolicy | None = None,
+        substitute: Substitute | None = None,
     ) -> None:
         self._compression = compression or CompressionPolicy("always", 1)
         self._run = run
@@ -165,6 +142,7 @@ class PeerSaver:
         self._claim = claim
         self._encoder = encoder
         self._client = client
+        self._substitute = substitute
 
     async def save(
         self,
@@ -197,7 +175,7 @@ class PeerSaver:
         Raises
         ------
         NodeUnavailableError, TierFullError, StaleBaseError
-            A node could not take its shard; nothing has changed.
+            A node could not take its shard, and no other was to be had; nothing has changed.
         CommitConflictError, FencedError
             Another owner decided; nothing of this save is visible.
         CoordinationError
@@ -231,47 +209,77 @@ class PeerSaver:
         if base is not None and (latest is None or base.manifest.token != latest.token):
             base = None
         layout = _layout(snapshot, choice, base)
-        content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
-        clients = [self._client(node.name, node.address) for node in choice.nodes]
-        attempt = _Attempt(self._claim, snapshot, choice, clients)
+        delivery = Delivery(
+            self._claim,
+            (generation, snapshot.token),
+            layout=layout,
+            nodes=choice.nodes,
+            latest=latest,
+            client=self._client,
+            substitute=self._substitute,
+        )
         try:
             try:
-                whole = await attempt.begin(layout, generation, latest)
                 # What goes raw goes whole. The stripes are those of the base in any case.
                 before = base if compress else None
-                jobs = [
-                    replace(job, compress=compress)
-                    for job in jobs_for_peers(
-                        content, before.content if before else None, whole, budget_bytes=JOB_BYTES
-                    )
-                ]
-                await send_jobs(
-                    self._encoder, jobs, attempt.put, snapshot.slot, before.slot if before else None
-                )
-                manifest = manifest_of(
-                    self._run, generation, snapshot, attempt.digests, choice=choice, layout=layout
-                )
-                data = manifest.to_bytes()
-                await attempt.prepare(data)
+                content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
+                manifest, data = await self._deliver(delivery, snapshot, content, before, compress=compress)
+                choice = replace(choice, nodes=delivery.nodes)
                 await asyncio.to_thread(seal, data)
             except BaseException:
-                await attempt.abort()
+                await delivery.abort()
                 raise
             record = record_of(manifest, data, choice, snapshot.raw_bytes)
             try:
                 record = await publish(self._coordinator, record, self._claim)
             except (CommitConflictError, FencedError):
-                await attempt.abort()
+                await delivery.abort()
                 raise
             # From here on it is committed: a node that does not hear so learns it at the next save or load.
-            await attempt.announce(generation)
+            await delivery.announce()
         finally:
-            await attempt.close()
-        self._compression.observe(attempt.meter, compressed=compress)
-        attempt.stats.compressed = compress
-        attempt.stats.encode_bytes_per_second = attempt.meter.encode_bytes_per_second
-        attempt.stats.link_bytes_per_second = attempt.meter.link_bytes_per_second
-        return Saved(record, manifest, data, attempt.stats)
+            await delivery.close()
+        if not delivery.replaced:
+            # The time that a node's failure took says nothing about the link.
+            self._compression.observe(delivery.meter, compressed=compress)
+        return Saved(record, manifest, data, _stats(snapshot, choice, delivery, compressed=compress))
+
+    async def _deliver(
+        self, delivery: Delivery, snapshot: Snapshot, content: Content, base: Base | None, *, compress: bool
+    ) -> tuple[Manifest, bytes]:
+        """Have every node hold its shard and promise to commit; return the manifest that they hold, too."""
+        await delivery.begin()
+        while True:
+            while lacking := delivery.lacking():
+                jobs = [
+                    replace(job, compress=compress)
+                    for job in jobs_for_peers(
+                        content,
+                        base.content if base else None,
+                        delivery.whole,
+                        budget_bytes=JOB_BYTES,
+                        only=lacking,
+                    )
+                ]
+                await send_jobs(
+                    self._encoder,
+                    jobs,
+                    delivery.put,
+                    snapshot.slot,
+                    base.slot if base else None,
+                    current_job=delivery.current,
+                )
+            manifest = manifest_of(
+                self._run,
+                delivery.generation,
+                snapshot,
+                delivery.digests,
+                nodes=delivery.nodes,
+                layout=content.layout,
+            )
+            data = manifest.to_bytes()
+            if await delivery.prepare(data):
+                return manifest, data
 
 
 async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClaim) -> CommitRecord:
@@ -295,10 +303,15 @@ async def send_jobs(
     send: Callable[[list[EncodedChunk]], Awaitable[None]],
     current: Path,
     base: Path | None,
+    *,
+    current_job: Callable[[Job], Job] = lambda job: job,
 ) -> None:
-    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent."""
+    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent.
+
+    `current_job` may change a job when its turn comes; its chunks and their raw bytes stay the same.
+    """
     await encoder.prepare(jobs)
-    waiting = iter(jobs)
+    waiting = map(current_job, jobs)
 
     async def lane() -> None:
         for job in waiting:
@@ -306,118 +319,6 @@ async def send_jobs(
                 await send(chunks)
 
     await together(lane() for _ in range(encoder.parallel))
-
-
-async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Run calls at once and return their results; the first error cancels the others and is raised itself."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-class _Attempt:
-    """One save on its way: the connections to its nodes and what was sent so far."""
-
-    def __init__(
-        self, claim: RunClaim, snapshot: Snapshot, choice: Choice, clients: list[PeerClient]
-    ) -> None:
-        self._run, self._order, self._token = claim.run, claim.order, snapshot.token
-        self._names = tuple(node.name for node in choice.nodes)
-        self._clients = clients
-        self.digests: dict[str, str] = {}
-        self.meter = Meter()
-        self.stats = SaveStats(
-            raw_bytes=snapshot.raw_bytes,
-            derived_bytes=sum(a.nbytes for a in snapshot.content.arrays if a.source is not None),
-            nodes=self._names,
-            degraded=choice.degraded,
-        )
-
-    async def begin(self, layout: Layout, generation: int, latest: CommitRecord | None) -> Collection[str]:
-        """Announce the save to every node; return the keys that have to go whole, whatever base there is."""
-
-        async def one(shard: int, client: PeerClient) -> Sequence[str]:
-            keys = layout.keys_of(shard)
-            arguments: dict[str, Any] = {
-                "run": self._run,
-                "generation": generation,
-                "token": self._token,
-                "shard": shard,
-                "keys": list(keys),
-                "reserve_bytes": 0,
-                "order": self._order,
-            }
-            if latest is None or self._names[shard] not in latest.nodes:
-                await client.begin(base=None, **arguments)
-                return keys
-            try:
-                # Naming what is committed also protects it, where the node has not heard of the commit.
-                return await client.begin(base=(latest.generation, latest.token), **arguments)
-            except StaleBaseError as error:
-                log.warning("generation %d, shard %d goes whole: %s", generation, shard, error)
-                await client.begin(base=None, **arguments)
-                return keys
-
-        found = await together(one(shard, client) for shard, client in enumerate(self._clients))
-        return {key for keys in found for key in keys}
-
-    async def put(self, chunks: list[EncodedChunk]) -> None:
-        """Send the chunks of one job, to all nodes at once."""
-        by_shard: dict[int, list[EncodedChunk]] = {}
-        for chunk in chunks:
-            by_shard.setdefault(chunk.shard, []).append(chunk)
-            self.digests[chunk.key] = chunk.digest
-            self.meter.encoded(chunk.raw_nbytes, chunk.encode_seconds)
-        with self.meter.sending(sum(chunk.payload.nbytes for chunk in chunks)):
-            await together(
-                self._clients[shard].put(
-                    run=self._run,
-                    token=self._token,
-                    chunks=[chunk.descriptor for chunk in group],
-                    frames=[chunk.payload for chunk in group],
-                )
-                for shard, group in by_shard.items()
-            )
-        self.stats.chunks += len(chunks)
-        self.stats.deltas += sum(is_delta(chunk.payload) for chunk in chunks)
-        self.stats.sent_bytes += sum(chunk.payload.nbytes for chunk in chunks)
-
-    async def prepare(self, manifest: bytes) -> None:
-        """Have every node promise that it can commit; it keeps its shard and the manifest until told."""
-        digest = digest_of_manifest(manifest)
-        await together(
-            client.prepare(self._run, self._token, digest=digest, manifest=manifest)
-            for client in self._clients
-        )
-
-    async def abort(self) -> None:
-        """Drop what is staged, where the node can still be reached."""
-        await asyncio.gather(
-            *(client.abort(run=self._run, token=self._token) for client in self._clients),
-            return_exceptions=True,
-        )
-
-    async def announce(self, generation: int) -> None:
-        """Tell the nodes of the commit."""
-        results = await asyncio.gather(
-            *(
-                client.commit(run=self._run, generation=generation, token=self._token)
-                for client in self._clients
-            ),
-            return_exceptions=True,
-        )
-        for name, result in zip(self._names, results, strict=True):
-            if isinstance(result, Exception):
-                log.warning("generation %d: node %s was not told of the commit: %s", generation, name, result)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await asyncio.gather(*(client.close() for client in self._clients), return_exceptions=True)
 
 
 def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
@@ -433,7 +334,7 @@ def manifest_of(
     snapshot: Snapshot,
     digests: dict[str, str],
     *,
-    choice: Choice,
+    nodes: Sequence[NodeInfo],
     layout: Layout | None,
 ) -> Manifest:
     """Return the manifest of a snapshot whose chunks, unless derived, have these digests."""
@@ -447,7 +348,23 @@ def manifest_of(
         arrays=snapshot.content.arrays,
         digests={**snapshot.derived_digests, **digests},
         layout=layout,
+        nodes=tuple(node.name for node in nodes),
+    )
+
+
+def _stats(snapshot: Snapshot, choice: Choice, delivery: Delivery, *, compressed: bool) -> SaveStats:
+    return SaveStats(
+        raw_bytes=snapshot.raw_bytes,
+        sent_bytes=delivery.sent_bytes,
+        derived_bytes=sum(a.nbytes for a in snapshot.content.arrays if a.source is not None),
+        deltas=delivery.deltas,
+        chunks=len(delivery.digests),
         nodes=tuple(node.name for node in choice.nodes),
+        replaced=dict(delivery.replaced),
+        degraded=choice.degraded,
+        compressed=compressed,
+        encode_bytes_per_second=delivery.meter.encode_bytes_per_second,
+        link_bytes_per_second=delivery.meter.link_bytes_per_second,
     )
 
 

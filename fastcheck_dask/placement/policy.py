@@ -84,6 +84,34 @@ def choose(
     return Choice(shards, True, _fill(usable, shards + 1, previous), degraded)
 
 
+def replacement(
+    alive: Sequence[NodeInfo], *, others: Sequence[NodeInfo], excluded: Collection[str]
+) -> NodeInfo | None:
+    """Choose a node for a shard whose node failed during the save.
+
+    Parameters
+    ----------
+    alive : sequence of NodeInfo
+        The registered nodes.
+    others : sequence of NodeInfo
+        The nodes of the other shards: another host and rack than theirs is preferred.
+    excluded : collection of str
+        Names that must not be chosen, those of `others` among them.
+
+    Returns
+    -------
+    NodeInfo or None
+        None if there is none: the save has to be done with fewer shards, or not at all.
+    """
+    spare = [n for n in alive if n.state == "available" and n.name not in excluded]
+    return _most_apart(spare, others) if spare else None
+
+
+def _most_apart(spare: Sequence[NodeInfo], used: Sequence[NodeInfo]) -> NodeInfo:
+    hosts, racks = Counter(n.host for n in used), Counter(n.rack for n in used)
+    return min(spare, key=lambda n: (hosts[n.host], racks[n.rack], n.name))
+
+
 def _fill(usable: Sequence[NodeInfo], count: int, previous: Sequence[str]) -> tuple[NodeInfo, ...]:
     """Keep the living of `previous` at their place and fill the others."""
     by_name = {node.name: node for node in usable}
@@ -98,8 +126,7 @@ def _fill(usable: Sequence[NodeInfo], count: int, previous: Sequence[str]) -> tu
     spare = [node for node in usable if node not in used]
     for place, node in enumerate(chosen):
         if node is None:
-            hosts, racks = Counter(n.host for n in used), Counter(n.rack for n in used)
-            best = min(spare, key=lambda n: (hosts[n.host], racks[n.rack], n.name))
+            best = _most_apart(spare, used)
             spare.remove(best)
             used.append(best)
             chosen[place] = best

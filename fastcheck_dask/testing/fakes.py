@@ -20,9 +20,9 @@ from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.coordination.base import CommitRecord, Health, HealthState, NodeInfo
 from fastcheck_dask.coordination.commits import bounded, check_commit, conflicting_mark, judge
+from fastcheck_dask.engine.delivery import EncodedChunk
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
-from fastcheck_dask.engine.save import EncodedChunk
 from fastcheck_dask.errors import (
     ClosedError,
     ConfigError,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.errors import TooFewNodesError
-from fastcheck_dask.placement.policy import choose
+from fastcheck_dask.placement.policy import choose, replacement
 
 
 def node(name, *, rack=None, host=None, state="available"):
@@ -94,6 +94,20 @@ def test_choose_new_nodes_prefer_other_hosts_then_other_racks():
     assert names(choose(alive, wanted=1, max_shards=3)) == ["a", "d"]
     assert names(choose(alive, wanted=2, max_shards=3)) == ["a", "d", "c"]
     assert names(choose(alive, wanted=1, max_shards=3, previous=["gone", "c"])) == ["d", "c"]
+
+
+def test_replacement_is_spare_available_and_apart_from_the_others():
+    alive = [
+        node("a", host="h1", rack="r1"),
+        node("b", host="h1", rack="r1"),
+        node("c", host="h2", rack="r1"),
+        node("d", host="h3", rack="r2"),
+        node("e", host="h4", rack="r3", state="draining"),
+    ]
+    assert replacement(alive, others=alive[:1], excluded={"a"}).name == "d"
+    assert replacement(alive, others=alive[:1], excluded={"a", "d"}).name == "c"
+    assert replacement(alive, others=alive[:1], excluded={"a", "c", "d"}).name == "b"
+    assert replacement(alive, others=alive[:1], excluded={"a", "b", "c", "d"}) is None
 
 
 @given(
