@@ -43,6 +43,7 @@ from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,14 @@ class SaveService:
         local = LocalTier(config.run, Path(settings.local_dir) if settings.local_dir else None)
         self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
         self._folder = CheckpointFolder(open_store(config.location))
-        self._encoders = EncoderPool(settings.encoders, compress=settings.compression != "never")
-        client = clients_for(settings)
+        self._encoders = EncoderPool(
+            settings.encoders,
+            compress=settings.compression != "never",
+            cpus=settings.encoder_cpus,
+            nice=settings.encoder_nice,
+        )
+        self._pacer = Pacer(settings.limit_bytes_per_second)
+        client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
             config.run,
             coordinator,
@@ -141,6 +148,10 @@ class SaveService:
             return False
         self._resume_persist(records[-1])
         return True
+
+    def set_busy(self, busy: bool) -> None:
+        """Note that the training begins to communicate, or has ended: meanwhile nothing large is sent."""
+        self._pacer.set_busy(busy)
 
     def accept(self, number: int) -> None:
         """Note that a snapshot in a slot waits to be saved."""
@@ -451,4 +462,5 @@ class SaveService:
         """End the encoders."""
         if self._states is not None:
             self._states.close()
+        self._pacer.set_busy(False)
         await self._encoders.close()

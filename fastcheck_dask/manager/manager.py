@@ -32,6 +32,7 @@ from fastcheck_dask.manager.arguments import (
     place_of,
     refuse_foreign_run,
 )
+from fastcheck_dask.manager.busy_count import BusyCount
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.manager.ownership import Ownership
 from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
@@ -73,9 +74,10 @@ class FastCheckManager:
     chunk_bytes : int or str, optional
         Largest chunk.
     **options
-        ``encoders``, ``close_timeout``, ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
-        ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
-        ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
+        ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``, ``coordinator_timeout``,
+        ``session_timeout``, ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, as in
+        ``fastcheck.yaml``.
 
     Raises
     ------
@@ -144,6 +146,7 @@ class FastCheckManager:
             self._snapshots = Snapshots(
                 self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
             )
+            self._busy = BusyCount(self._agents.tell_busy)
             self._agents.link()
         except BaseException:
             self._ownership.release()
@@ -229,6 +232,28 @@ class FastCheckManager:
             self._snapshots.save(flat, handle, started)
             self._snapshots.make_room_ahead(self._turn)
         return handle
+
+    @contextlib.contextmanager
+    def network_busy(self) -> Iterator[None]:
+        """Hold back the sending of checkpoints while the training communicates.
+
+        Around gradient synchronisation::
+
+            with manager.network_busy():
+                all_reduce(gradients)
+
+        Notes
+        -----
+        May be entered again, also by several threads: the network is busy until all have left, however that
+        comes. Entering costs at most one small message to the agent, and waits for nothing. A pause cannot
+        stall a save: a message to a storage node waits for at most 5 s in all, and what is busy for longer
+        than 60 s without a break counts as over. Loads are not held back.
+        """
+        self._busy.enter()
+        try:
+            yield
+        finally:
+            self._busy.leave()
 
     def _note_failure(self, error: FastCheckError) -> None:
         self._unreported = error

@@ -61,6 +61,8 @@ class DataServer:
     operations : mapping of str to callable, optional
         What else is served here: each gets the request and returns the fields of the reply, in a thread of a
         pool of their own, and should be quick.
+    dscp : int, optional
+        What packets are marked with, 0 to 63.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class DataServer:
         port: int = 0,
         insecure: bool = False,
         operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
+        dscp: int | None = None,
     ) -> None:
+        self._dscp = dscp
         self._store = store
         self._operations = operations or {}
         self._open_store = open_store
@@ -141,6 +145,7 @@ class DataServer:
             return
         self._comms.add(comm)
         try:
+            comm.set_dscp(self._dscp)
             while not comm.closed():
                 head = await comm.receive_head()
                 async with asyncio.timeout(_seconds_for(head.payload_bytes)):

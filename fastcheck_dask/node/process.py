@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed.comm.addressing import get_address_host
 
+from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import Coordinator, NodeInfo, Registration
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.election import Service
@@ -136,7 +137,13 @@ def run_storage(
         service = None if service_of is None else service_of(coordinator)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
         server = DataServer(
-            store, open_store, host=host, port=port, insecure=insecure, operations=states.operations
+            store,
+            open_store,
+            host=host,
+            port=port,
+            insecure=insecure,
+            operations=states.operations,
+            dscp=settings().dscp,
         )
         stack.callback(server.close)
         server.start()
