@@ -102,7 +102,8 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Undo :meth:`to_dict`, also after a trip that made lists of tuples."""
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**fields)
 
 
 def load_defaults() -> None:

@@ -39,7 +39,9 @@ from fastcheck_dask.errors import (
     TooFewNodesError,
     to_wire,
 )
+from fastcheck_dask.placement.outlook import SlowNodes
 from fastcheck_dask.placement.policy import Choice, choose, replacement
+from fastcheck_dask.placement.probe import Prober
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
@@ -98,6 +100,10 @@ class SaveService:
             cpus=settings.encoder_cpus,
             nice=settings.encoder_nice,
         )
+        self._slow = SlowNodes()
+        # The connections of probes are their own: a ping shall not queue behind a chunk.
+        self._prober = Prober(clients_for(settings))
+        self._probing: asyncio.Task[None] | None = None
         self._pacer = Pacer(settings.limit_bytes_per_second)
         client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
@@ -128,6 +134,8 @@ class SaveService:
             The slot that the trainer is at work in.
         """
         await self._encoders.start()
+        if self._config.peers:
+            self._probing = asyncio.create_task(self._prober.run())
         await asyncio.to_thread(self._describe)
         records = self._known = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
@@ -174,6 +182,8 @@ class SaveService:
         else:
             self._make_base(number, saved)
             saved.stats.seconds = time.monotonic() - started
+            self._slow.observe(saved.stats.transfers)
+            self._prober.transferred(saved.stats.transfers)
             self._report(saved, seq)
             await self._queue_persist(saved, number, seq)
         finally:
@@ -288,11 +298,14 @@ class SaveService:
         if not self._config.peers:
             return Choice(0, False, ())
         alive = await self._alive()
+        self._prober.wake(alive)
         suspects = self._suspected()
         arguments: dict[str, Any] = {
             "wanted": self._config.wanted_shards,
             "max_shards": self._config.settings.max_shards,
             "previous": latest.nodes if latest else (),
+            "avoided": self._slow.avoided,
+            "outlooks": self._prober.outlooks,
         }
         try:
             choice = choose(alive, excluded=suspects | excluded, **arguments)
@@ -322,9 +335,8 @@ class SaveService:
             log.warning("no node can be found in place of %s (%s): %s", failed.name, error, away)
             return None
         suspected = self._suspected() | set(taken)
-        return replacement(alive, others=others, excluded=suspected) or replacement(
-            alive, others=others, excluded=taken
-        )
+        choose_from = partial(replacement, alive, others=others, outlooks=self._prober.outlooks)
+        return choose_from(excluded=suspected | self._slow.avoided) or choose_from(excluded=taken)
 
     def _suspect(self, name: str) -> None:
         self._suspects[name] = time.monotonic() + _SUSPECT_SECONDS
@@ -463,4 +475,7 @@ class SaveService:
         if self._states is not None:
             self._states.close()
         self._pacer.set_busy(False)
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
         await self._encoders.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,6 +128,8 @@ class Delivery:
         self.digests: dict[str, str] = {}
         self.meter = Meter()
         self.sent_bytes = 0
+        #: Bytes and seconds of what each node took.
+        self.transfers: dict[str, tuple[int, float]] = {}
         #: Names of the nodes that failed, each with the reason.
         self.replaced: dict[str, str] = {}
 
@@ -181,6 +184,7 @@ class Delivery:
             taken = [c for c in chunks if c.key not in seat.whole or not is_delta(c.payload)]
             if not taken:
                 return
+            began = time.monotonic()
             try:
                 await _once_more_if_damaged(
                     partial(
@@ -196,7 +200,10 @@ class Delivery:
                 continue
             seat.held.update(chunk.key for chunk in taken)
             seat.deltas.update(chunk.key for chunk in taken if is_delta(chunk.payload))
-            self.sent_bytes += sum(chunk.payload.nbytes for chunk in taken)
+            nbytes = sum(chunk.payload.nbytes for chunk in taken)
+            self.sent_bytes += nbytes
+            before, seconds = self.transfers.get(seat.node.name, (0, 0.0))
+            self.transfers[seat.node.name] = (before + nbytes, seconds + time.monotonic() - began)
             return
 
     async def prepare(self, manifest: bytes) -> bool:

@@ -103,6 +103,8 @@ class SaveStats:
     nodes: tuple[str, ...] = ()
     #: Nodes that failed during the save and were replaced, each with the reason.
     replaced: dict[str, str] = field(default_factory=dict)
+    #: Bytes and seconds of what each node took.
+    transfers: dict[str, tuple[int, float]] = field(default_factory=dict)
     degraded: str | None = None
     seconds: float = 0.0
     #: False: the chunks went raw and whole, because the links are faster than the encoders or by setting.
@@ -361,6 +363,7 @@ def _stats(snapshot: Snapshot, choice: Choice, delivery: Delivery, *, compressed
         chunks=len(delivery.digests),
         nodes=tuple(node.name for node in choice.nodes),
         replaced=dict(delivery.replaced),
+        transfers=dict(delivery.transfers),
         degraded=choice.degraded,
         compressed=compressed,
         encode_bytes_per_second=delivery.meter.encode_bytes_per_second,
