@@ -42,6 +42,7 @@ _FIELDS = {
     "close_timeout": "close_seconds",
     "max_shards": "max_shards",
     "connect_timeout": "connect_seconds",
+    "measure_links": "measure_links",
     "bandwidth_limit": "limit_bytes_per_second",
     "dscp": "dscp",
     "floor_bandwidth": "floor_bytes_per_second",
@@ -77,6 +78,8 @@ class Settings:
     close_seconds: float
     max_shards: int
     connect_seconds: float
+    #: Whether automatic choice measures the links before the first save.
+    measure_links: bool
     #: Limit of what the agent sends; None: none.
     limit_bytes_per_second: float | None
     #: What packets of the data port are marked with; None: what the system does.
@@ -137,6 +140,7 @@ def settings(**overrides: Any) -> Settings:
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
+        measure_links=get("measure_links", "peers.measure-links", _yes_or_no),
         limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
         dscp=get("dscp", "peers.dscp", _dscp),
         floor_bytes_per_second=float(
@@ -269,6 +273,12 @@ def _bandwidth(value: Any) -> float | None:
         # Nodes end transfers of less than 1 MB/s, and some messages are on their way at once.
         raise ValueError(f"at least {LOWEST_LIMIT_BYTES:,.0f} bytes (100 Mbit) a second are wanted")
     return rate
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false is wanted")
+    return value
 
 
 def _dscp(value: Any) -> int | None:

@@ -55,6 +55,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "coordinator_tls_key": "/key",
             "encoder_cpus": (0,),
             "bandwidth_limit": 12_500_000,
+            "measure_links": True,
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
@@ -105,6 +106,8 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("bandwidth_limit", float("nan")),
         ("bandwidth_limit", float("inf")),
         ("bandwidth_limit", True),
+        ("measure_links", "yes"),
+        ("measure_links", 1),
         ("dscp", -1),
         ("dscp", 64),
         ("dscp", "EF"),

@@ -39,6 +39,7 @@ from fastcheck_dask.errors import (
     TooFewNodesError,
     to_wire,
 )
+from fastcheck_dask.placement.bandwidth import SHARDS_CAP, measure
 from fastcheck_dask.placement.outlook import SlowNodes
 from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.placement.probe import Prober
@@ -104,6 +105,7 @@ class SaveService:
         # The connections of probes are their own: a ping shall not queue behind a chunk.
         self._prober = Prober(clients_for(settings))
         self._probing: asyncio.Task[None] | None = None
+        self._measured_shards: int | None = None
         self._pacer = Pacer(settings.limit_bytes_per_second)
         client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
@@ -302,7 +304,7 @@ class SaveService:
         suspects = self._suspected()
         arguments: dict[str, Any] = {
             "wanted": self._config.wanted_shards,
-            "max_shards": self._config.settings.max_shards,
+            "max_shards": await self._max_shards(alive),
             "previous": latest.nodes if latest else (),
             "avoided": self._slow.avoided,
             "outlooks": self._prober.outlooks,
@@ -323,6 +325,26 @@ class SaveService:
         """Return the registered nodes, with their newest states."""
         alive = await asyncio.to_thread(self._coordinator.nodes)
         return alive if self._states is None else await self._states.of(alive)
+
+    async def _max_shards(self, alive: Sequence[NodeInfo]) -> int:
+        """Return the most data shards of automatic choice: by the links, if they are measured."""
+        nodes = [node for node in alive if node.state == "available"][: SHARDS_CAP + 1]
+        settings = self._config.settings
+        if self._measured_shards is not None or not (settings.measure_links and nodes):
+            return self._measured_shards or settings.max_shards
+        try:
+            found = await measure(nodes, clients_for(settings))
+        except FastCheckError as error:
+            log.warning("up to %d shards, the links cannot be measured: %s", settings.max_shards, error)
+            return settings.max_shards
+        self._measured_shards = found.shards
+        log.info(
+            "%d data shards: %.0f MB/s go out to all nodes at once, and %.0f MB/s to one of them (median)",
+            found.shards,
+            found.out / 1e6,
+            found.one / 1e6,
+        )
+        return found.shards
 
     async def _substitute(
         self, others: Sequence[NodeInfo], taken: Collection[str], failed: NodeInfo, error: FastCheckError

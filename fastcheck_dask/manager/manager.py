@@ -75,9 +75,9 @@ class FastCheckManager:
         Largest chunk.
     **options
         ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
-        ``max_shards``, ``connect_timeout``, ``floor_bandwidth``, ``grace``, ``coordinator_timeout``,
-        ``session_timeout``, ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, as in
-        ``fastcheck.yaml``.
+        ``max_shards``, ``measure_links``, ``connect_timeout``, ``floor_bandwidth``, ``grace``,
+        ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes with it,
+        ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from distributed.comm.core import Comm, CommClosedError, listen
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
@@ -25,6 +26,8 @@ WORKING_SECONDS = 0.5
 #: Slower transfers than this are ended, so that a stopped client cannot keep buffers and readers for ever.
 FLOOR_BYTES_PER_SECOND = 1e6
 GRACE_SECONDS = 30.0
+#: What a node gives to who measures the link.
+PROBE_LIMIT_BYTES = 16 * 2**20
 #: Connections at a time; each may bring one message into memory.
 COMM_LIMIT = 128
 
@@ -204,6 +207,12 @@ class DataServer:
     def _ping(self, _request: _Request) -> _Reply:
         return self._store.status()
 
+    def _probe(self, request: _Request) -> _Reply:
+        nbytes = _natural(request, "give_bytes")
+        if nbytes > PROBE_LIMIT_BYTES:
+            raise TierError(f"at most {PROBE_LIMIT_BYTES:,} bytes are given to a probe, not {nbytes:,}")
+        return {"frames": [np.zeros(nbytes, np.uint8)]}
+
     def _begin(self, request: _Request) -> _Reply:
         run, generation, token = _name(request)
         base = _field(request, "base", list, optional=True)
@@ -323,6 +332,7 @@ class DataServer:
 
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
+    "probe": DataServer._probe,
     "begin": DataServer._begin,
     "put": DataServer._put,
     "prepare": DataServer._prepare,

@@ -105,6 +105,12 @@ class PeerClient:
         """Return name, used_bytes, limit_bytes, pending, and runs: each with [generation, token] or None."""
         return _fields(await self._request({"op": "ping"}))
 
+    async def probe(self, data: Buffer, *, give_bytes: int) -> None:
+        """Send bytes that the node drops, and have it answer with so many: how fast the link is."""
+        reply = await self._request({"op": "probe", "give_bytes": give_bytes}, [data])
+        if sum(frame.nbytes for frame in reply["frames"]) != give_bytes:
+            raise NodeUnavailableError(self.node, f"did not answer with {give_bytes} bytes")
+
     async def begin(
         self,
         run: str,
