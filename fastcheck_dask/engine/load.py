@@ -14,8 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Set
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Set
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from fastcheck_codecs import CodecError, PrefixIndex, checksum
@@ -33,12 +36,12 @@ from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import Stripe, parity_nbytes
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.descriptors import Descriptor
-from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.peer import PeerClient, Read
 
 log = logging.getLogger(__name__)
 
-#: Raw bytes that are asked of a node by one message.
-_BATCH_BYTES = 16 * 2**20
+#: Raw bytes that are asked of a node by one message; two are on their way at a time.
+_BATCH_BYTES = 8 * 2**20
 #: Raw bytes of the parity chunks that are in memory at once,
 _PARITY_BYTES = 64 * 2**20
 #: and while nodes are being read.
@@ -285,17 +288,15 @@ class ChunkLoader:
         # What goes to scratch is read besides: it is no measure, and the memory is nobody else's.
         pace = Pace() if source is None else self._pace
         try:
-            for batch in batches_of(keys, self._manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
-                pace.asked(shard, sum(map(self._manifest.nbytes_of, batch)), time.monotonic())
-                read = await client.read(*identity, keys=batch)
-                pace.came(shard, time.monotonic())
-                for key in read.missing:
-                    state = "a damaged copy of" if key in read.corrupt else "no"
-                    self._lost(f"storage node {name} (shard {shard}) has {state} chunk {key}")
-                    self._damaged_at.setdefault(shard, set()).add(key)
-                self._report.received_bytes += sum(payload.nbytes for _, payload in read.chunks)
-                chunks = [c for c in read.chunks if source is None or self._claim(c[0].key)]
-                got |= await self._take(chunks, region, name, source, damaged)
+            async with aclosing(self._reads(client, shard, keys, pace)) as reads:
+                async for read in reads:
+                    for key in read.missing:
+                        state = "a damaged copy of" if key in read.corrupt else "no"
+                        self._lost(f"storage node {name} (shard {shard}) has {state} chunk {key}")
+                        self._damaged_at.setdefault(shard, set()).add(key)
+                    self._report.received_bytes += sum(payload.nbytes for _, payload in read.chunks)
+                    chunks = [c for c in read.chunks if source is None or self._claim(c[0].key)]
+                    got |= await self._take(chunks, region, name, source, damaged)
             # After the reading: a node that fails here has given already what it could.
             if damaged:
                 self._damaged_at.setdefault(shard, set()).update(damaged)
@@ -315,6 +316,30 @@ class ChunkLoader:
             pace.ended(shard)
             await client.close()
         return got
+
+    async def _reads(
+        self, client: PeerClient, shard: int, keys: list[str], pace: Pace
+    ) -> AsyncGenerator[Read]:
+        """Read chunks of a node, one batch ahead: while one is decoded the next is on its way."""
+        identity = (self._manifest.run, self._manifest.generation, self._manifest.token)
+        asked: deque[tuple[int, asyncio.Task[Read]]] = deque()
+        batches = batches_of(keys, self._manifest.nbytes_of, budget_bytes=_BATCH_BYTES)
+        try:
+            for batch in chain(batches, [None]):
+                if batch is not None:
+                    nbytes = sum(map(self._manifest.nbytes_of, batch))
+                    asked.append((nbytes, asyncio.create_task(client.read(*identity, keys=batch))))
+                if len(asked) > (1 if batch is not None else 0):
+                    nbytes, reading = asked[0]
+                    pace.asked(shard, nbytes, time.monotonic())
+                    read = await reading
+                    pace.came(shard, time.monotonic())
+                    asked.popleft()
+                    yield read
+        finally:
+            for _, reading in asked:
+                reading.cancel()
+            await asyncio.gather(*(reading for _, reading in asked), return_exceptions=True)
 
     async def _take(
         self,
