@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any
 
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.placing import Placing
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
-from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, RunClaim
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.coordination.runs import RunDescription, describe
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
@@ -35,14 +36,9 @@ from fastcheck_dask.errors import (
     SaveFailedError,
     ShardCorruptError,
     StaleBaseError,
-    TierFullError,
-    TooFewNodesError,
     to_wire,
 )
-from fastcheck_dask.placement.bandwidth import SHARDS_CAP, measure
-from fastcheck_dask.placement.outlook import SlowNodes
-from fastcheck_dask.placement.policy import Choice, choose, replacement
-from fastcheck_dask.placement.probe import Prober
+from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
@@ -53,8 +49,7 @@ log = logging.getLogger(__name__)
 
 #: How often one snapshot is tried from the start before its save fails; nodes are replaced without that.
 _ATTEMPTS = 4
-#: A node that failed is not chosen again for this long, in seconds, unless there is no other.
-_SUSPECT_SECONDS = 30.0
+_NO_NODES = Choice(0, False, ())
 
 Notify = Callable[[dict[str, Any]], None]
 
@@ -86,8 +81,6 @@ class SaveService:
         states: NodeStates | None = None,
     ) -> None:
         self._config = config
-        #: None: nodes are placed by what the registry says.
-        self._states = states
         self._coordinator = coordinator
         self._claim = claim
         self._notify = notify
@@ -101,11 +94,7 @@ class SaveService:
             cpus=settings.encoder_cpus,
             nice=settings.encoder_nice,
         )
-        self._slow = SlowNodes()
-        # The connections of probes are their own: a ping shall not queue behind a chunk.
-        self._prober = Prober(clients_for(settings))
-        self._probing: asyncio.Task[None] | None = None
-        self._measured_shards: int | None = None
+        self._placing = Placing(settings, coordinator, wanted_shards=config.wanted_shards, states=states)
         self._pacer = Pacer(settings.limit_bytes_per_second)
         client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
@@ -115,13 +104,12 @@ class SaveService:
             self._encoders,
             client,
             compression=CompressionPolicy(settings.compression, settings.encoders),
-            substitute=self._substitute,
+            substitute=self._placing.substitute,
         )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
-        self._suspects: dict[str, float] = {}
         #: Newest generation that the object tier or a save of this agent has; None: the tier has to be asked.
         self._newest_written: int | None = None
         #: The run's commits when the coordinator was last asked, and ours since; oldest first.
@@ -137,7 +125,7 @@ class SaveService:
         """
         await self._encoders.start()
         if self._config.peers:
-            self._probing = asyncio.create_task(self._prober.run())
+            self._placing.start()
         await asyncio.to_thread(self._describe)
         records = self._known = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
@@ -184,8 +172,7 @@ class SaveService:
         else:
             self._make_base(number, saved)
             saved.stats.seconds = time.monotonic() - started
-            self._slow.observe(saved.stats.transfers)
-            self._prober.transferred(saved.stats.transfers)
+            self._placing.observe(saved.stats.transfers)
             self._report(saved, seq)
             await self._queue_persist(saved, number, seq)
         finally:
@@ -252,7 +239,7 @@ class SaveService:
         excluded: set[str] = set()
         cause: FastCheckError | None = None
         for _ in range(_ATTEMPTS):
-            choice = await self._choose(latest, excluded, cause)
+            choice = await self._placing.choose(latest, excluded, cause) if self._config.peers else _NO_NODES
             if choice.shards == 0:
                 return await self._save_to_objects(snapshot, generation, choice, seal)
             try:
@@ -267,7 +254,7 @@ class SaveService:
             except (NodeUnavailableError, NodeFullError) as error:
                 # And no other node was to be had: with fewer shards, if that is allowed.
                 excluded.add(error.node)
-                self._suspect(error.node)
+                self._placing.suspect(error.node)
                 cause = error
             except ShardCorruptError as error:
                 # Damaged on the way: the node took nothing of it.
@@ -293,79 +280,6 @@ class SaveService:
         return max(
             [self._newest_written, *self._slots.generations(), *([latest.generation] if latest else [])]
         )
-
-    async def _choose(
-        self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None
-    ) -> Choice:
-        if not self._config.peers:
-            return Choice(0, False, ())
-        alive = await self._alive()
-        self._prober.wake(alive)
-        suspects = self._suspected()
-        arguments: dict[str, Any] = {
-            "wanted": self._config.wanted_shards,
-            "max_shards": await self._max_shards(alive),
-            "previous": latest.nodes if latest else (),
-            "avoided": self._slow.avoided,
-            "outlooks": self._prober.outlooks,
-        }
-        try:
-            choice = choose(alive, excluded=suspects | excluded, **arguments)
-        except TooFewNodesError:
-            try:
-                choice = choose(alive, excluded=excluded, **arguments)
-            except TooFewNodesError as error:
-                # Nodes that are alive and full are not "too few": say what really stood in the way.
-                raise (cause if isinstance(cause, TierFullError) else error) from cause
-        if cause is not None and choice.degraded is None and choice.shards == 0:
-            return Choice(0, False, (), str(cause))
-        return choice
-
-    async def _alive(self) -> Sequence[NodeInfo]:
-        """Return the registered nodes, with their newest states."""
-        alive = await asyncio.to_thread(self._coordinator.nodes)
-        return alive if self._states is None else await self._states.of(alive)
-
-    async def _max_shards(self, alive: Sequence[NodeInfo]) -> int:
-        """Return the most data shards of automatic choice: by the links, if they are measured."""
-        nodes = [node for node in alive if node.state == "available"][: SHARDS_CAP + 1]
-        settings = self._config.settings
-        if self._measured_shards is not None or not (settings.measure_links and nodes):
-            return self._measured_shards or settings.max_shards
-        try:
-            found = await measure(nodes, clients_for(settings))
-        except FastCheckError as error:
-            log.warning("up to %d shards, the links cannot be measured: %s", settings.max_shards, error)
-            return settings.max_shards
-        self._measured_shards = found.shards
-        log.info(
-            "%d data shards: %.0f MB/s go out to all nodes at once, and %.0f MB/s to one of them (median)",
-            found.shards,
-            found.out / 1e6,
-            found.one / 1e6,
-        )
-        return found.shards
-
-    async def _substitute(
-        self, others: Sequence[NodeInfo], taken: Collection[str], failed: NodeInfo, error: FastCheckError
-    ) -> NodeInfo | None:
-        """Choose a node for a shard whose node failed in the middle of a save."""
-        self._suspect(failed.name)
-        try:
-            alive = await self._alive()
-        except CoordinationError as away:
-            log.warning("no node can be found in place of %s (%s): %s", failed.name, error, away)
-            return None
-        suspected = self._suspected() | set(taken)
-        choose_from = partial(replacement, alive, others=others, outlooks=self._prober.outlooks)
-        return choose_from(excluded=suspected | self._slow.avoided) or choose_from(excluded=taken)
-
-    def _suspect(self, name: str) -> None:
-        self._suspects[name] = time.monotonic() + _SUSPECT_SECONDS
-
-    def _suspected(self) -> set[str]:
-        now = time.monotonic()
-        return {name for name, until in self._suspects.items() if until > now}
 
     async def _save_to_objects(
         self, snapshot: Snapshot, generation: int, choice: Choice, seal: Callable[[bytes], None]
@@ -494,10 +408,6 @@ class SaveService:
 
     async def close(self) -> None:
         """End the encoders."""
-        if self._states is not None:
-            self._states.close()
         self._pacer.set_busy(False)
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        await self._placing.close()
         await self._encoders.close()

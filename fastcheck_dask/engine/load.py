@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Set
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -25,8 +24,9 @@ from fastcheck_codecs import CodecError, PrefixIndex, checksum
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.encode import Bits, digest
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.pace import Pace
-from fastcheck_dask.engine.plan import batches_of, parity_dtype
+from fastcheck_dask.engine.plan import batches_of, parity_dtype, stripes_to_rebuild
 from fastcheck_dask.errors import FastCheckError, ShardCorruptError, UnrecoverableError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.casts import cast
@@ -50,34 +50,6 @@ _HEDGE_BYTES = 32 * 2**20
 _SOURCE_BYTES = 64 * 2**20
 #: Chunks of the object tier that are read at once.
 _OBJECT_READERS = 4
-
-
-@dataclass
-class LoadReport:
-    """Where the bytes of a load came from."""
-
-    generation: int
-    tag: str
-    #: Raw bytes by source: ``"local"``, ``"peers"``, ``"parity"``, ``"object"``, and ``"derived"`` for what
-    #: was made here of other chunks.
-    raw_bytes: dict[str, int] = field(default_factory=dict)
-    #: Encoded bytes that came over the network or from the object tier.
-    received_bytes: int = 0
-    #: Chunks that were lost or damaged and came from a slower source, each with the reason.
-    rebuilt: list[str] = field(default_factory=list)
-    #: Newer generations that could not be had, each with the reason.
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def source(self) -> str:
-        """The sources that gave anything, joined by ``+``; ``"inline"`` if the manifest held everything."""
-        order = ("local", "peers", "parity", "object")
-        return "+".join(s for s in order if self.raw_bytes.get(s)) or "inline"
-
-    def count(self, source: str, nbytes: int) -> None:
-        """Note that a source gave raw bytes."""
-        self.raw_bytes[source] = self.raw_bytes.get(source, 0) + nbytes
 
 
 #: Gives the memory that a data chunk belongs into: uint8, as long as the chunk.
@@ -247,21 +219,15 @@ class ChunkLoader:
         self, late: list[int], by_shard: dict[int, list[str]], wanted: set[str], tried: set[str]
     ) -> list[tuple[Stripe, str]]:
         """Return a bounded number of chunks of late shards whose stripes are there otherwise."""
-        layout = self._manifest.layout
-        group: list[tuple[Stripe, str]] = []
-        size = 0
-        if layout is None or not layout.parity:
-            return group
-        for key in (key for shard in late for key in by_shard[shard]):
-            stripe = layout.position[key][0]
-            missing = any(k in wanted and k not in self._good for k in stripe.members if k != key)
-            if missing or key in self._claimed or key in tried:
-                continue
-            size += parity_nbytes(stripe, self._manifest.sizes)
-            if group and size > _HEDGE_BYTES:
-                break
-            group.append((stripe, key))
-        return group
+        assert self._manifest.layout is not None
+        owed = (key for shard in late for key in by_shard[shard])
+        return stripes_to_rebuild(
+            self._manifest.layout,
+            (key for key in owed if key not in self._claimed and key not in tried),
+            self._manifest.sizes,
+            awaited=wanted - self._good if late else (),
+            budget_bytes=_HEDGE_BYTES,
+        )
 
     async def _rebuild_late(self, group: list[tuple[Stripe, str]]) -> None:
         assert self._manifest.layout is not None

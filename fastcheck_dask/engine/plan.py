@@ -217,3 +217,44 @@ def parity_dtype(dtypes: Iterable[str]) -> str:
     widths = {itemsize_of(dtype) for dtype in dtypes}
     width = widths.pop() if len(widths) == 1 else 1
     return f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8"
+
+
+def stripes_to_rebuild(
+    layout: Layout,
+    keys: Iterable[str],
+    sizes: Mapping[str, int],
+    *,
+    awaited: Collection[str],
+    budget_bytes: int,
+) -> list[tuple[Stripe, str]]:
+    """Choose data chunks that can be rebuilt from parity now.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of the checkpoint.
+    keys : iterable of str
+        The chunks that are missed.
+    sizes : mapping of str to int
+        Raw bytes of the data chunks.
+    awaited : collection of str
+        Chunks that are still on their way: a stripe that needs another one of them has to wait.
+    budget_bytes : int
+        Most raw bytes of the parity chunks, unless a single one has more.
+
+    Returns
+    -------
+    list of (Stripe, str)
+        Each chunk with its stripe; empty without parity.
+    """
+    group: list[tuple[Stripe, str]] = []
+    size = 0
+    for key in keys if layout.parity else ():
+        stripe = layout.position[key][0]
+        if any(member in awaited for member in stripe.members if member != key):
+            continue
+        size += parity_nbytes(stripe, sizes)
+        if group and size > budget_bytes:
+            break
+        group.append((stripe, key))
+    return group

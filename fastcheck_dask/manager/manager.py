@@ -17,7 +17,7 @@ from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.load import LoadReport
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, SaveBusyError
 from fastcheck_dask.ids import check_name, is_url, joined, run_id_for

@@ -14,7 +14,8 @@ import pytest
 
 from fastcheck_dask.engine import save
 from fastcheck_dask.engine.derive import derive
-from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.load import ChunkLoader
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.engine.save import Base, PeerSaver, Saved, Snapshot

@@ -10,7 +10,7 @@ import pytest
 from fastcheck_codecs import PrefixIndex, checksum
 
 from fastcheck_dask.engine.encode import digest
-from fastcheck_dask.engine.load import LoadReport
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.errors import NodeUnavailableError, UnrecoverableError
 from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import is_parity_key
