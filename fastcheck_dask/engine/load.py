@@ -234,12 +234,7 @@ class ChunkLoader:
         assert self._record is not None
         shards = {self._manifest.layout.position[key][1] for _, key in group}
         names = ", ".join(f"{self._record.nodes[shard]} (shard {shard})" for shard in sorted(shards))
-        log.warning(
-            "generation %d: %s is late; %d of its chunks are rebuilt from parity",
-            self._manifest.generation,
-            names,
-            len(group),
-        )
+        log.warning("%d chunks that late nodes owe (%s) are rebuilt from parity", len(group), names)
         await self._rebuild_group(group, self._manifest.layout.shards)
         self._progress.set()
 
