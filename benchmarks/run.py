@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks import memory, stall, tiers
+from benchmarks import failover, memory, stall, tiers
 from benchmarks.machine import console, describe
 
 
 def main() -> None:
     """Print all tables."""
     console.print(describe())
-    for benchmark in (stall, memory, tiers):
+    for benchmark in (stall, memory, tiers, failover):
         benchmark.main()
 
 

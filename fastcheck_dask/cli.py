@@ -276,6 +276,23 @@ def tune(checkpoint_dir: Path, *, tag: str | None, plot: Path | None, sample: in
         click.echo(f"plot: {plot}")
 
 
+@click.command(cls=_Command)
+@click.option("--scheduler", callback=_checked_scheduler, help="Dask scheduler of the storage nodes.")
+@click.option("--coordinator", help="Their coordinator; asked from the scheduler unless given.")
+def links(scheduler: str | None, coordinator: str | None) -> None:
+    """Measure the links between this machine and the storage nodes, and say how many data shards fit them.
+
+    Run it on the training host. It sends for about two seconds to each node; checkpoints are not touched.
+    """
+    from rich.console import Console
+
+    from fastcheck_dask.manager import links_report
+
+    if coordinator is None and scheduler is None:
+        raise click.UsageError("--scheduler or --coordinator is needed")
+    links_report.run(Console(), scheduler=scheduler, coordinator=coordinator)
+
+
 def _drawer() -> Callable[[Path, Tuning], None]:
     """Return what draws the plot, or say what is missing before anything is measured."""
     try:
@@ -371,6 +388,7 @@ def main() -> None:
 
 
 main.add_command(demo)
+main.add_command(links)
 main.add_command(status)
 main.add_command(storage)
 main.add_command(tune)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,6 +23,10 @@ AuthScheme = Literal["digest", "sasl"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
+#: Bytes a second: what a limit has to leave so that no node takes a transfer for one that stands.
+LOWEST_LIMIT_BYTES = 12.5e6
+_BITS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 #: Seconds: what is shorter than the tick of a clock would always be over.
 _POSITIVE = (1e-3, math.inf)
 #: The options, and the fields of `Settings` that they set.
@@ -30,11 +36,16 @@ _FIELDS = {
     "persist_every": "persist_every",
     "local_dir": "local_dir",
     "encoders": "encoders",
+    "encoder_cpus": "encoder_cpus",
+    "encoder_nice": "encoder_nice",
     "compression": "compression",
     "close_timeout": "close_seconds",
     "commit_timeout": "commit_seconds",
     "max_shards": "max_shards",
     "connect_timeout": "connect_seconds",
+    "measure_links": "measure_links",
+    "bandwidth_limit": "limit_bytes_per_second",
+    "dscp": "dscp",
     "floor_bandwidth": "floor_bytes_per_second",
     "grace": "grace_seconds",
     "lease": "lease_seconds",
@@ -62,12 +73,21 @@ class Settings:
     persist_every: int
     local_dir: str | None
     encoders: int
+    #: CPUs that the encoder processes may use; None: those of the trainer.
+    encoder_cpus: tuple[int, ...] | None
+    encoder_nice: int
     compression: Compression
     close_seconds: float
     #: How long a rank that has prepared waits for the others.
     commit_seconds: float
     max_shards: int
     connect_seconds: float
+    #: Whether automatic choice measures the links before the first save.
+    measure_links: bool
+    #: Limit of what the agent sends; None: none.
+    limit_bytes_per_second: float | None
+    #: What packets of the data port are marked with; None: what the system does.
+    dscp: int | None
     floor_bytes_per_second: float
     grace_seconds: float
     #: How long the storage nodes keep the run without another sign of life.
@@ -88,6 +108,12 @@ class Settings:
         """Return plain values for the trip to the agent, secrets among them: not for the log."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """Undo :meth:`to_dict`, also after a trip that made lists of tuples."""
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**fields)
+
 
 def load_defaults() -> None:
     """Make the packaged defaults known to `dask.config`, beneath whatever the user set."""
@@ -107,17 +133,23 @@ def settings(**overrides: Any) -> Settings:
         wanted and what came.
     """
     get = _Reader(overrides)
+    cpus = get("encoder_cpus", "encoder-cpus", _cpus)
     return Settings(
         chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
         on_busy=cast(OnBusy, get("on_busy", "on-busy", _on_busy)),
         persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
-        encoders=get("encoders", "encoders", _encoders, within=(1, math.inf)),
+        encoders=get("encoders", "encoders", partial(_encoders, cpus), within=(1, math.inf)),
+        encoder_cpus=cpus,
+        encoder_nice=get("encoder_nice", "encoder-nice", _whole, within=(0, 19)),
         compression=cast(Compression, get("compression", "compression", _compression)),
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
         commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
+        measure_links=get("measure_links", "peers.measure-links", _yes_or_no),
+        limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
+        dscp=get("dscp", "peers.dscp", _dscp),
         floor_bytes_per_second=float(
             get("floor_bandwidth", "peers.floor-bandwidth", parse_bytes, within=(1, math.inf))
         ),
@@ -214,8 +246,55 @@ def _file(value: Any) -> str | None:
     return None if value is None else str(Path(value).expanduser().absolute())
 
 
-def _encoders(value: Any) -> int:
-    return max(1, (os.cpu_count() or 2) - 1) if value is None else _whole(value)
+def _encoders(cpus: tuple[int, ...] | None, value: Any) -> int:
+    if value is not None:
+        return _whole(value)
+    return len(cpus) if cpus else max(1, (os.cpu_count() or 2) - 1)
+
+
+def _cpus(value: Any) -> tuple[int, ...] | None:
+    """Return CPU numbers from a list of them, or from a text like "0-3,8"."""
+    if value is None:
+        return None
+    found: set[int] = set()
+    for part in value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value:
+        first, dash, last = str(part).strip().partition("-")
+        found.update(range(int(first), int(last if dash else first) + 1))
+    count = os.cpu_count() or 1
+    if not found or isinstance(value, bool) or not 0 <= min(found) <= max(found) < count:
+        raise ValueError(f"numbers of CPUs are wanted, such as '0-3,8'; this machine has 0 to {count - 1}")
+    return tuple(sorted(found))
+
+
+def _bandwidth(value: Any) -> float | None:
+    """Return bytes a second, from a size ("125 MB") or from bits ("1 Gbit")."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        raise ValueError("a bandwidth is wanted, such as '1 Gbit' or '125 MB'")
+    bits = _BITS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if bits is not None:
+        rate = float(bits[1]) * _DECIMAL[bits[2].lower()] / 8
+    else:
+        rate = float(parse_bytes(value.strip().removesuffix("/s") if isinstance(value, str) else value))
+    if not LOWEST_LIMIT_BYTES <= rate < math.inf:
+        # Nodes end transfers of less than 1 MB/s, and some messages are on their way at once.
+        raise ValueError(f"at least {LOWEST_LIMIT_BYTES:,.0f} bytes (100 Mbit) a second are wanted")
+    return rate
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false is wanted")
+    return value
+
+
+def _dscp(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not 0 <= (found := _whole(value)) < 64:
+        raise ValueError("a DSCP is 0 to 63")
+    return found
 
 
 def _seconds(value: Any) -> float:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import dask
+import msgpack
 import pytest
 import yaml
 from hypothesis import given
@@ -52,6 +53,9 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "coordinator_tls_ca": "/ca",
             "coordinator_tls_cert": "/cert",
             "coordinator_tls_key": "/key",
+            "encoder_cpus": (0,),
+            "bandwidth_limit": 12_500_000,
+            "measure_links": True,
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
@@ -87,6 +91,26 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("encoders", 0),
         ("encoders", "many"),
         ("encoders", 1.5),
+        ("encoder_cpus", "0-"),
+        ("encoder_cpus", "1-0"),
+        ("encoder_cpus", []),
+        ("encoder_cpus", -1),
+        ("encoder_cpus", True),
+        ("encoder_cpus", 2**15),
+        ("encoder_cpus", 1.5),
+        ("encoder_nice", -1),
+        ("encoder_nice", 20),
+        ("bandwidth_limit", 0),
+        ("bandwidth_limit", "99 Mbit"),
+        ("bandwidth_limit", "1 Gbaud"),
+        ("bandwidth_limit", float("nan")),
+        ("bandwidth_limit", float("inf")),
+        ("bandwidth_limit", True),
+        ("measure_links", "yes"),
+        ("measure_links", 1),
+        ("dscp", -1),
+        ("dscp", 64),
+        ("dscp", "EF"),
         ("close_timeout", "-1 s"),
         ("close_timeout", "soon"),
         ("compression", "sometimes"),
@@ -114,6 +138,35 @@ def test_settings_wrong_value_names_option_key_and_value(option, value):
     assert repr(value) in text
 
 
+@pytest.mark.parametrize(
+    ("given", "bytes_per_second"),
+    [
+        ("1Gbit", 125e6),
+        ("1 gbit/s", 125e6),
+        ("100 Mbit", 12.5e6),
+        ("2.5 Gbit/s", 312.5e6),
+        ("125 MB", 125e6),
+        ("64 MiB/s", 2**26),
+        (2e7, 2e7),
+        (None, None),
+    ],
+)
+def test_settings_bandwidth_limit_in_bits_or_bytes(given, bytes_per_second):
+    with dask.config.set({"fastcheck.peers.bandwidth-limit": given}):
+        assert settings().limit_bytes_per_second == bytes_per_second
+
+
+def test_settings_encoders_follow_their_cpus_unless_given(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for written in ("4-6,9", [4, 5, 6, 9], (9, 6, 5, 4), " 4 - 6 , 9 "):
+        found = settings(encoder_cpus=written)
+        assert (found.encoder_cpus, found.encoders) == ((4, 5, 6, 9), 4)
+    assert settings(encoder_cpus="4-6", encoders=2).encoders == 2
+    assert settings(encoder_cpus=3).encoder_cpus == (3,)
+    with pytest.raises(ConfigError, match="this machine has 0 to 15"):
+        settings(encoder_cpus="0-16")
+
+
 @pytest.mark.parametrize("key", ["peers.grace", "chunk-size", "coordinator.session"])
 def test_settings_configured_null_is_refused_with_its_key(key):
     with dask.config.set({f"fastcheck.{key}": None}), pytest.raises(ConfigError, match=f"fastcheck.{key}"):
@@ -133,7 +186,9 @@ def test_settings_largest_chunk_fits_a_message():
 def test_settings_path_like_local_dir_is_text_and_all_survive_the_trip(tmp_path):
     found = settings(local_dir=tmp_path)
     assert found.local_dir == str(tmp_path)
-    assert Settings(**found.to_dict()) == found
+    found = settings(encoder_cpus="0", bandwidth_limit="1 Gbit", dscp=8)
+    assert Settings.from_dict(msgpack.unpackb(msgpack.packb(found.to_dict()))) == found
+    assert Settings.from_dict(settings().to_dict()) == settings()
 
 
 @given(st.integers(256, CHUNK_LIMIT_BYTES), st.integers(0, 10**6), st.floats(1e-3, 1e6))

@@ -7,7 +7,6 @@ socket closes, so it never outlives the agent.
 from __future__ import annotations
 
 import mmap
-import os
 import signal
 import socket
 import sys
@@ -22,9 +21,6 @@ from fastcheck_dask.agent.channel import BlockingChannel, Message
 from fastcheck_dask.engine.encode import Bits, TaskEncoder, check_cast
 from fastcheck_dask.errors import ClosedError, to_wire
 from fastcheck_dask.tiers.local import Slot
-
-#: Training comes first: on a busy machine the encoders yield to it.
-_NICE = 5
 
 
 def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
@@ -68,7 +64,6 @@ def main(socket_fd: int, arena_fd: int) -> None:
     """Serve jobs until the socket closes."""
     # The agent decides when encoders end; a Ctrl-C in the terminal goes to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICE)
     channel = BlockingChannel(socket.socket(fileno=socket_fd))
     arena: Bits = np.empty(0, np.uint8)
     encoder = TaskEncoder()

@@ -23,7 +23,7 @@ from fastcheck_dask.agent.channel import AsyncChannel, Message
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.engine.sending import EncodedChunk
-from fastcheck_dask.errors import ClosedError, TierError, from_wire
+from fastcheck_dask.errors import ClosedError, ConfigError, TierError, from_wire
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,16 @@ class EncoderPool:
         How many processes.
     compress : bool
         If False no job is compressed, whatever it says itself.
+    cpus : sequence of int, optional
+        Those that the processes may use.
+    nice : int
+        By which they yield to the training, 0 to 19.
     """
 
-    def __init__(self, count: int, *, compress: bool = True) -> None:
+    def __init__(
+        self, count: int, *, compress: bool = True, cpus: Sequence[int] | None = None, nice: int = 5
+    ) -> None:
+        self._cpus, self._nice = cpus, nice
         self._count = count
         self._compress = compress
         self._idle: asyncio.Queue[_Process] = asyncio.Queue()
@@ -93,9 +100,30 @@ class EncoderPool:
             except OSError as error:
                 ours.close()
                 raise TierError(f"an encoder process cannot be started: {error}") from error
+        try:
+            self._place(popen.pid)
+        except BaseException:
+            popen.kill()
+            popen.wait()
+            ours.close()
+            raise
         process = _Process(popen, await AsyncChannel.over(ours))
         self._processes.append(process)
         self._idle.put_nowait(process)
+
+    def _place(self, pid: int) -> None:
+        """Give a process that has just begun its CPUs and its place behind the training."""
+        with contextlib.suppress(ProcessLookupError):
+            # The trainer may be nice already.
+            os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + self._nice))
+            if self._cpus is not None:
+                try:
+                    os.sched_setaffinity(pid, self._cpus)
+                except OSError as error:
+                    raise ConfigError(
+                        f"encoder_cpus = {list(self._cpus)} cannot be had here ({error.strerror}); "
+                        f"this process may use {sorted(os.sched_getaffinity(0))}"
+                    ) from error
 
     async def prepare(self, jobs: list[Job]) -> None:
         """Make the windows large enough for the largest of `jobs`; to grow they must come back first."""

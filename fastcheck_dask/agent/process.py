@@ -95,6 +95,8 @@ class _Requests:
         # Should it break, nothing may wait for saves that nobody does: the agent ends, and that is noticed.
         working.add_done_callback(lambda _: self._channel.stop_receiving())
         proper = await self._receive()
+        # Nobody is there any more to say that it is over.
+        self._service.set_busy(False)
         if not proper:
             self._outbox.trainer_gone = True
             for number in self._service.orphans():
@@ -123,6 +125,9 @@ class _Requests:
                     self._saves.put_nowait(call)
                 case "ping":
                     self._outbox.post({"event": "pong"})
+                case "busy":
+                    self._service.set_busy(message["busy"])
+                    self._outbox.post({"event": "noted"})
                 case "close":
                     return True
                 case _:
@@ -191,7 +196,7 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         coordinator_url=start["coordinator_url"],
         peers=start["peers"],
         wanted_shards=start["wanted_shards"],
-        settings=Settings(**start["settings"]),
+        settings=Settings.from_dict(start["settings"]),
         takeover=start["takeover"],
     )
     ranks = start["ranks"]

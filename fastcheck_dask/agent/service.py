@@ -18,6 +18,7 @@ from typing import Any
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.lease import LeaseKeeper
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.placing import Placing
 from fastcheck_dask.agent.ranks import RankDuties, known_commits
 from fastcheck_dask.agent.slots import SlotUse
 from fastcheck_dask.config import Settings
@@ -39,23 +40,21 @@ from fastcheck_dask.errors import (
     SaveFailedError,
     ShardCorruptError,
     StaleBaseError,
-    TierFullError,
-    TooFewNodesError,
     to_wire,
 )
 from fastcheck_dask.ids import directory_name
-from fastcheck_dask.placement.policy import Choice, choose
+from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
 
-#: How often one snapshot is tried on other nodes before its save fails.
+#: How often one snapshot is tried from the start before its save fails; nodes are replaced without that.
 _ATTEMPTS = 4
-#: A node that failed is not chosen again for this long, in seconds, unless there is no other.
-_SUSPECT_SECONDS = 30.0
+_NO_NODES = Choice(0, False, ())
 
 Notify = Callable[[dict[str, Any]], None]
 
@@ -90,8 +89,6 @@ class SaveService:
         ranks: RankDuties | None = None,
     ) -> None:
         self._config = config
-        #: None: nodes are placed by what the registry says.
-        self._states = states
         self._coordinator = coordinator
         self._claim = claim
         self._notify = notify
@@ -100,8 +97,15 @@ class SaveService:
         local = LocalTier(config.run, Path(settings.local_dir) if settings.local_dir else None)
         self._slots = SlotUse(local, lambda number: notify({"event": "free", "slot": number}))
         self._folder = CheckpointFolder(open_store(config.location))
-        self._encoders = EncoderPool(settings.encoders, compress=settings.compression != "never")
-        client = clients_for(settings)
+        self._encoders = EncoderPool(
+            settings.encoders,
+            compress=settings.compression != "never",
+            cpus=settings.encoder_cpus,
+            nice=settings.encoder_nice,
+        )
+        self._placing = Placing(settings, coordinator, wanted_shards=config.wanted_shards, states=states)
+        self._pacer = Pacer(settings.limit_bytes_per_second)
+        client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
             config.run,
             coordinator,
@@ -109,6 +113,7 @@ class SaveService:
             self._encoders,
             client,
             compression=CompressionPolicy(settings.compression, settings.encoders),
+            substitute=self._placing.substitute,
         )
         self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
         self._lease = LeaseKeeper(
@@ -120,7 +125,6 @@ class SaveService:
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
-        self._suspects: dict[str, float] = {}
         #: Newest generation that the object tier or a save of this agent has; None: the tier has to be asked.
         self._newest_written: int | None = None
         #: The run's commits when the coordinator was last asked, and ours since; oldest first.
@@ -138,6 +142,8 @@ class SaveService:
             The slot that the trainer is at work in.
         """
         await self._encoders.start()
+        if self._config.peers:
+            self._placing.start()
         await asyncio.to_thread(self._describe)
         records = self._known = await asyncio.to_thread(self._coordinator.commits, self._config.run)
         self._slots.recognise({record.token: record for record in records})
@@ -161,6 +167,10 @@ class SaveService:
             return False
         self._resume_persist(records[-1])
         return True
+
+    def set_busy(self, busy: bool) -> None:
+        """Note that the training begins to communicate, or has ended: meanwhile nothing large is sent."""
+        self._pacer.set_busy(busy)
 
     def accept(self, number: int) -> None:
         """Note that a snapshot in a slot waits to be saved."""
@@ -186,6 +196,7 @@ class SaveService:
         else:
             self._make_base(number, saved)
             saved.stats.seconds = time.monotonic() - started
+            self._placing.observe(saved.stats.transfers)
             self._report(saved, seq)
             await self._queue_persist(saved, number, seq)
         finally:
@@ -239,6 +250,7 @@ class SaveService:
                     "chunks": stats.chunks,
                     "deltas": stats.deltas,
                     "nodes": list(stats.nodes),
+                    "replaced": stats.replaced,
                     "degraded": stats.degraded,
                     "save_seconds": stats.seconds,
                     "compressed": stats.compressed,
@@ -265,7 +277,7 @@ class SaveService:
         excluded: set[str] = set()
         cause: FastCheckError | None = None
         for _ in range(_ATTEMPTS):
-            choice = await self._choose(latest, excluded, cause)
+            choice = await self._placing.choose(latest, excluded, cause) if self._config.peers else _NO_NODES
             if choice.shards == 0:
                 return await self._save_to_objects(snapshot, generation, choice, seal)
             try:
@@ -278,8 +290,9 @@ class SaveService:
                     seal=seal,
                 )
             except (NodeUnavailableError, NodeFullError) as error:
+                # And no other node was to be had: with fewer shards, if that is allowed.
                 excluded.add(error.node)
-                self._suspects[error.node] = time.monotonic() + _SUSPECT_SECONDS
+                self._placing.suspect(error.node)
                 cause = error
             except ShardCorruptError as error:
                 # Damaged on the way: the node took nothing of it.
@@ -303,33 +316,6 @@ class SaveService:
             # Not for every save: each marker is a file to read, and this agent alone writes more of them.
             self._newest_written = max((m.generation for m in self._folder.committed()), default=0)
         return max(self._newest_written, decided, *self._slots.generations(), 0)
-
-    async def _choose(
-        self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None
-    ) -> Choice:
-        if not self._config.peers:
-            return Choice(0, False, ())
-        alive = await asyncio.to_thread(self._coordinator.nodes)
-        if self._states is not None:
-            alive = await self._states.of(alive)
-        now = time.monotonic()
-        suspects = {name for name, until in self._suspects.items() if until > now}
-        arguments: dict[str, Any] = {
-            "wanted": self._config.wanted_shards,
-            "max_shards": self._config.settings.max_shards,
-            "previous": latest.nodes if latest else (),
-        }
-        try:
-            choice = choose(alive, excluded=suspects | excluded, **arguments)
-        except TooFewNodesError:
-            try:
-                choice = choose(alive, excluded=excluded, **arguments)
-            except TooFewNodesError as error:
-                # Nodes that are alive and full are not "too few": say what really stood in the way.
-                raise (cause if isinstance(cause, TierFullError) else error) from cause
-        if cause is not None and choice.degraded is None and choice.shards == 0:
-            return Choice(0, False, (), str(cause))
-        return choice
 
     async def _save_to_objects(
         self, snapshot: Snapshot, generation: int, choice: Choice, seal: Callable[[bytes], None]
@@ -474,6 +460,6 @@ class SaveService:
     async def close(self) -> None:
         """End the encoders, and the renewing of the lease."""
         await self._lease.close()
-        if self._states is not None:
-            self._states.close()
+        self._pacer.set_busy(False)
+        await self._placing.close()
         await self._encoders.close()

@@ -3,21 +3,30 @@
 The order is shared memory, the storage nodes in parallel, parity for a chunk that is lost or damaged, the
 object tier. Every chunk is verified by the digest in the manifest before it counts; what came damaged is
 named, and the node that gave it is told.
+
+A node that is late, by the pace of the others, is not waited for: its chunks are also rebuilt from parity, as
+soon as the others of their stripes are there, and what is verified first counts. Only who has claimed a chunk
+writes to its memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Set
+from contextlib import aclosing
+from itertools import chain
 
 import numpy as np
 from fastcheck_codecs import CodecError, PrefixIndex, checksum
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.encode import Bits, digest
-from fastcheck_dask.engine.plan import batches_of, parity_dtype
+from fastcheck_dask.engine.load_report import LoadReport
+from fastcheck_dask.engine.pace import Pace
+from fastcheck_dask.engine.plan import batches_of, parity_dtype, stripes_to_rebuild
 from fastcheck_dask.errors import (
     FastCheckError,
     ShardCorruptError,
@@ -32,46 +41,20 @@ from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import Stripe, parity_nbytes
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.descriptors import Descriptor
-from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.peer import PeerClient, Read
 
 log = logging.getLogger(__name__)
 
-#: Raw bytes that are asked of a node by one message.
-_BATCH_BYTES = 16 * 2**20
-#: Raw bytes of the parity chunks that are in memory at once.
+#: Raw bytes that are asked of a node by one message; two are on their way at a time.
+_BATCH_BYTES = 8 * 2**20
+#: Raw bytes of the parity chunks that are in memory at once,
 _PARITY_BYTES = 64 * 2**20
+#: and while nodes are being read.
+_HEDGE_BYTES = 32 * 2**20
 #: Raw bytes of the sources of derived chunks that are in memory at once, if nobody asked for the sources.
 _SOURCE_BYTES = 64 * 2**20
 #: Chunks of the object tier that are read at once.
 _OBJECT_READERS = 4
-
-
-@dataclass
-class LoadReport:
-    """Where the bytes of a load came from."""
-
-    generation: int
-    tag: str
-    #: Raw bytes by source: ``"local"``, ``"peers"``, ``"parity"``, ``"object"``, and ``"derived"`` for what
-    #: was made here of other chunks.
-    raw_bytes: dict[str, int] = field(default_factory=dict)
-    #: Encoded bytes that came over the network or from the object tier.
-    received_bytes: int = 0
-    #: Chunks that were lost or damaged and came from a slower source, each with the reason.
-    rebuilt: list[str] = field(default_factory=list)
-    #: Newer generations that could not be had, each with the reason.
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def source(self) -> str:
-        """The sources that gave anything, joined by ``+``; ``"inline"`` if the manifest held everything."""
-        order = ("local", "peers", "parity", "object")
-        return "+".join(s for s in order if self.raw_bytes.get(s)) or "inline"
-
-    def count(self, source: str, nbytes: int) -> None:
-        """Note that a source gave raw bytes."""
-        self.raw_bytes[source] = self.raw_bytes.get(source, 0) + nbytes
 
 
 #: Gives the memory that a data chunk belongs into: uint8, as long as the chunk.
@@ -106,6 +89,11 @@ class ChunkLoader:
         self._damaged_at: dict[int, set[str]] = {}
         #: Nodes that live and do not hold the generation.
         self._without: list[str] = []
+        #: Chunks whose memory is being written, or was.
+        self._claimed: set[str] = set()
+        self._pace = Pace()
+        #: Set when chunks have become good.
+        self._progress = asyncio.Event()
 
     def take_local(self, keys: Iterable[str], slot_bits: Region) -> None:
         """Verify chunks that a slot of this host holds, and copy them unless they are in place already."""
@@ -225,12 +213,69 @@ class ChunkLoader:
         by_shard: dict[int, list[str]] = {}
         for key in keys:
             by_shard.setdefault(self._manifest.layout.position[key][1], []).append(key)
-        await asyncio.gather(
-            *(
-                self._from_shard(shard, of_shard, self._region, "peers")
-                for shard, of_shard in by_shard.items()
-            )
+        readers = {
+            asyncio.create_task(self._from_shard(shard, of_shard, self._region, "peers"))
+            for shard, of_shard in by_shard.items()
+        }
+        try:
+            await self._watch(readers, by_shard)
+        finally:
+            # What is left has nothing to give that is still wanted, or the load is over.
+            for reader in readers:
+                reader.cancel()
+            results = await asyncio.gather(*readers, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _watch(self, readers: Set[asyncio.Task[set[str]]], by_shard: dict[int, list[str]]) -> None:
+        """Wait until all is there or no node gives any more; rebuild meanwhile what late nodes owe."""
+        wanted = {key for of_shard in by_shard.values() for key in of_shard}
+        hedge: asyncio.Task[None] | None = None
+        tried: set[str] = set()
+        try:
+            while not wanted <= self._good and not all(reader.done() for reader in readers):
+                self._progress.clear()
+                late, seconds = self._pace.late(time.monotonic())
+                if hedge is None or hedge.done():
+                    if hedge is not None:
+                        hedge.result()
+                    group = self._rebuildable(late, by_shard, wanted, tried)
+                    tried.update(key for _, key in group)
+                    hedge = asyncio.create_task(self._rebuild_late(group)) if group else None
+                waits = {reader for reader in readers if not reader.done()} | ({hedge} if hedge else set())
+                progress = asyncio.create_task(self._progress.wait())
+                await asyncio.wait({*waits, progress}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                progress.cancel()
+            if hedge is not None and not wanted <= self._good:
+                await hedge
+        finally:
+            if hedge is not None:
+                hedge.cancel()
+                await asyncio.gather(hedge, return_exceptions=True)
+
+    def _rebuildable(
+        self, late: list[int], by_shard: dict[int, list[str]], wanted: set[str], tried: set[str]
+    ) -> list[tuple[Stripe, str]]:
+        """Return a bounded number of chunks of late shards whose stripes are there otherwise."""
+        assert self._manifest.layout is not None
+        owed = (key for shard in late for key in by_shard[shard])
+        return stripes_to_rebuild(
+            self._manifest.layout,
+            (key for key in owed if key not in self._claimed and key not in tried),
+            self._manifest.sizes,
+            awaited=wanted - self._good if late else (),
+            budget_bytes=_HEDGE_BYTES,
         )
+
+    async def _rebuild_late(self, group: list[tuple[Stripe, str]]) -> None:
+        assert self._manifest.layout is not None
+        assert self._record is not None
+        shards = {self._manifest.layout.position[key][1] for _, key in group}
+        names = ", ".join(f"{self._record.nodes[shard]} (shard {shard})" for shard in sorted(shards))
+        log.warning("%d chunks that late nodes owe (%s) are rebuilt from parity", len(group), names)
+        await self._rebuild_group(group, self._manifest.layout.shards)
+        self._progress.set()
 
     async def _from_shard(self, shard: int, keys: list[str], region: Region, source: str | None) -> set[str]:
         """Get chunks from one node; return those that came, and note why others did not."""
@@ -240,28 +285,18 @@ class ChunkLoader:
         got: set[str] = set()
         damaged: list[str] = []
         client = self._client(name, address)
+        # What goes to scratch is read besides: it is no measure, and the memory is nobody else's.
+        pace = Pace() if source is None else self._pace
         try:
-            for batch in batches_of(keys, self._manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
-                read = await client.read(*identity, keys=batch)
-                for key in read.missing:
-                    state = "a damaged copy of" if key in read.corrupt else "no"
-                    self._lost(f"storage node {name} (shard {shard}) has {state} chunk {key}")
-                    self._damaged_at.setdefault(shard, set()).add(key)
-                results = await asyncio.gather(
-                    *(asyncio.to_thread(self._decode, d, p, region(d.key), name) for d, p in read.chunks),
-                    return_exceptions=True,
-                )
-                for (descriptor, payload), result in zip(read.chunks, results, strict=True):
-                    self._report.received_bytes += payload.nbytes
-                    if isinstance(result, FastCheckError):
-                        self._lost(str(result))
-                        damaged.append(descriptor.key)
-                    elif isinstance(result, BaseException):
-                        raise result
-                    else:
-                        got.add(descriptor.key)
-                        if source is not None:
-                            self._report.count(source, descriptor.raw_nbytes)
+            async with aclosing(self._reads(client, shard, keys, pace)) as reads:
+                async for read in reads:
+                    for key in read.missing:
+                        state = "a damaged copy of" if key in read.corrupt else "no"
+                        self._lost(f"storage node {name} (shard {shard}) has {state} chunk {key}")
+                        self._damaged_at.setdefault(shard, set()).add(key)
+                    self._report.received_bytes += sum(payload.nbytes for _, payload in read.chunks)
+                    chunks = [c for c in read.chunks if source is None or self._claim(c[0].key)]
+                    got |= await self._take(chunks, region, name, source, damaged)
             # After the reading: a node that fails here has given already what it could.
             if damaged:
                 self._damaged_at.setdefault(shard, set()).update(damaged)
@@ -269,10 +304,72 @@ class ChunkLoader:
         except FastCheckError as error:
             self._unread(shard, name, error, f"{len(got)} of {len(keys)} chunks came")
         finally:
+            pace.ended(shard)
             await client.close()
-        if source is not None:
-            self._good |= got
         return got
+
+    async def _reads(
+        self, client: PeerClient, shard: int, keys: list[str], pace: Pace
+    ) -> AsyncGenerator[Read]:
+        """Read chunks of a node, one batch ahead: while one is decoded the next is on its way."""
+        identity = (self._manifest.run, self._manifest.generation, self._manifest.token)
+        asked: deque[tuple[int, asyncio.Task[Read]]] = deque()
+        batches = batches_of(keys, self._manifest.nbytes_of, budget_bytes=_BATCH_BYTES)
+        try:
+            for batch in chain(batches, [None]):
+                if batch is not None:
+                    nbytes = sum(map(self._manifest.nbytes_of, batch))
+                    asked.append((nbytes, asyncio.create_task(client.read(*identity, keys=batch))))
+                if len(asked) > (1 if batch is not None else 0):
+                    nbytes, reading = asked[0]
+                    pace.asked(shard, nbytes, time.monotonic())
+                    read = await reading
+                    pace.came(shard, time.monotonic())
+                    asked.popleft()
+                    yield read
+        finally:
+            for _, reading in asked:
+                reading.cancel()
+            await asyncio.gather(*(reading for _, reading in asked), return_exceptions=True)
+
+    async def _take(
+        self,
+        chunks: list[tuple[Descriptor, Bits]],
+        region: Region,
+        name: str,
+        source: str | None,
+        damaged: list[str],
+    ) -> set[str]:
+        """Decode what a node gave, each chunk into its region; return the good ones, and add to `damaged`."""
+        results = await asyncio.gather(
+            *(asyncio.to_thread(self._decode, d, p, region(d.key), name) for d, p in chunks),
+            return_exceptions=True,
+        )
+        good: set[str] = set()
+        for (descriptor, _), result in zip(chunks, results, strict=True):
+            if isinstance(result, FastCheckError):
+                self._claimed.discard(descriptor.key)
+                self._lost(str(result))
+                damaged.append(descriptor.key)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                good.add(descriptor.key)
+                if source is not None:
+                    self._is_good(descriptor.key, source)
+        return good
+
+    def _claim(self, key: str) -> bool:
+        """Have a chunk's memory for oneself; False if another source has it, or the chunk is good."""
+        if key in self._claimed:
+            return False
+        self._claimed.add(key)
+        return True
+
+    def _is_good(self, key: str, source: str) -> None:
+        self._good.add(key)
+        self._report.count(source, self._manifest.sizes[key])
+        self._progress.set()
 
     def _decode(self, descriptor: Descriptor, payload: Bits, target: Bits, where: str) -> None:
         """Verify and decode one payload into its place."""
@@ -328,27 +425,28 @@ class ChunkLoader:
         )
         came = set().union(*fetched)
         rebuilt = await asyncio.gather(
-            *(asyncio.to_thread(self._rebuild, stripe, lost, came, scratch) for stripe, lost in group)
+            *(asyncio.to_thread(self._rebuilt, stripe, lost, came, scratch) for stripe, lost in group)
         )
-        for (_, key), done in zip(group, rebuilt, strict=True):
-            if done:
-                self._good.add(key)
-                self._report.count("parity", self._manifest.sizes[key])
+        for (_, key), bits in zip(group, rebuilt, strict=True):
+            # A late node may have given it after all.
+            if bits is not None and self._claim(key):
+                np.copyto(self._region(key), bits)
                 self._report.rebuilt.append(f"chunk {key} was rebuilt from parity")
+                self._is_good(key, "parity")
 
-    def _rebuild(self, stripe: Stripe, key: str, came: set[str], scratch: dict[str, Bits]) -> bool:
+    def _rebuilt(self, stripe: Stripe, key: str, came: set[str], scratch: dict[str, Bits]) -> Bits | None:
+        """Return the bits of a lost chunk, verified; None if they cannot be had."""
         others = [k for k in stripe.members if k is not None and k != key]
         if stripe.parity_key not in came or any(k not in self._good and k not in came for k in others):
-            return False
+            return None
         parts = [self._region(k) if k in self._good else scratch[k] for k in others]
         whole = combine([scratch[stripe.parity_key], *parts], np.empty_like(scratch[stripe.parity_key]))
-        target = self._region(key)
-        np.copyto(target, whole[: target.size])
-        found = digest(target)
+        bits = whole[: self._manifest.sizes[key]]
+        found = digest(bits)
         if found != self._manifest.digests[key]:
             self._lost(f"chunk {key}: the parity of stripe {stripe.id} gives other bits ({found})")
-            return False
-        return True
+            return None
+        return bits
 
     async def _from_objects(self, keys: list[str]) -> None:
         if self._folder is None or not keys:

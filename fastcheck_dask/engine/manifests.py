@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.errors import CorruptDataError, FastCheckError
+from fastcheck_dask.engine.pace import first_answer
+from fastcheck_dask.errors import CorruptDataError
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.tiers.peer import PeerClient
+
+#: How long a node is waited for before the next one is asked, too.
+PATIENCE_SECONDS = 0.25
 
 
 async def manifest_from_nodes(
     record: CommitRecord, client: Callable[[str, str], PeerClient], *, causes: list[str]
 ) -> tuple[Manifest, bytes] | None:
     """Return the manifest of a committed generation and its bytes, from the first node that has it intact.
+
+    A node that is slow is not waited for: the next one is asked, too.
 
     Parameters
     ----------
@@ -24,15 +31,20 @@ async def manifest_from_nodes(
     causes : list of str
         Receives what the nodes said that did not give it.
     """
-    for name, address in zip(record.nodes, record.addresses, strict=True):
+
+    async def ask(name: str, address: str) -> tuple[Manifest, bytes]:
         node = client(name, address)
         try:
             data = bytes(await node.manifest(record.run, record.generation, record.token))
-            if digest_of_manifest(data) != record.manifest_digest:
-                raise CorruptDataError(f"the manifest of node {name} is damaged")
-            return Manifest.from_bytes(data, where=f"manifest of node {name}"), data
-        except FastCheckError as error:
-            causes.append(str(error))
         finally:
             await node.close()
-    return None
+        if digest_of_manifest(data) != record.manifest_digest:
+            raise CorruptDataError(f"the manifest of node {name} is damaged")
+        return Manifest.from_bytes(data, where=f"manifest of node {name}"), data
+
+    nodes = zip(record.nodes, record.addresses, strict=True)
+    found, errors = await first_answer(
+        [partial(ask, *node) for node in nodes], patience_seconds=PATIENCE_SECONDS
+    )
+    causes += map(str, errors)
+    return found

@@ -84,7 +84,12 @@ class CastCheck:
 
 
 def jobs_for_peers(
-    content: Content, base: Content | None, whole: Collection[str], *, budget_bytes: int
+    content: Content,
+    base: Content | None,
+    whole: Collection[str],
+    *,
+    budget_bytes: int,
+    only: Collection[str] | None = None,
 ) -> Iterator[Job]:
     """Plan the encoding of a checkpoint for its shards, stripe by stripe.
 
@@ -98,6 +103,8 @@ def jobs_for_peers(
         Keys that their node has no base for.
     budget_bytes : int
         Most raw bytes of a job, unless a single stripe has more.
+    only : collection of str, optional
+        Keys to which it is confined.
 
     Yields
     ------
@@ -106,7 +113,10 @@ def jobs_for_peers(
         `MESSAGE_CHUNKS` of a shard.
     """
     assert content.layout is not None
-    yield from _batched(_stripe_tasks(content, base, whole), budget_bytes)
+    groups: Iterable[list[Task]] = _stripe_tasks(content, base, whole)
+    if only is not None:
+        groups = filter(None, ([task for task in group if task.key in only] for group in groups))
+    yield from _batched(groups, budget_bytes)
 
 
 def jobs_for_objects(
@@ -207,3 +217,44 @@ def parity_dtype(dtypes: Iterable[str]) -> str:
     widths = {itemsize_of(dtype) for dtype in dtypes}
     width = widths.pop() if len(widths) == 1 else 1
     return f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8"
+
+
+def stripes_to_rebuild(
+    layout: Layout,
+    keys: Iterable[str],
+    sizes: Mapping[str, int],
+    *,
+    awaited: Collection[str],
+    budget_bytes: int,
+) -> list[tuple[Stripe, str]]:
+    """Choose data chunks that can be rebuilt from parity now.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of the checkpoint.
+    keys : iterable of str
+        The chunks that are missed.
+    sizes : mapping of str to int
+        Raw bytes of the data chunks.
+    awaited : collection of str
+        Chunks that are still on their way: a stripe that needs another one of them has to wait.
+    budget_bytes : int
+        Most raw bytes of the parity chunks, unless a single one has more.
+
+    Returns
+    -------
+    list of (Stripe, str)
+        Each chunk with its stripe; empty without parity.
+    """
+    group: list[tuple[Stripe, str]] = []
+    size = 0
+    for key in keys if layout.parity else ():
+        stripe = layout.position[key][0]
+        if any(member in awaited for member in stripe.members if member != key):
+            continue
+        size += parity_nbytes(stripe, sizes)
+        if group and size > budget_bytes:
+            break
+        group.append((stripe, key))
+    return group

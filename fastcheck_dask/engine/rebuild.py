@@ -9,7 +9,8 @@ from fastcheck_codecs import PrefixIndex
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.load import ChunkLoader
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.plan import batches_of
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest

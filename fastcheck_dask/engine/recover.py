@@ -14,7 +14,8 @@ import numpy as np
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
 from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.load import ChunkLoader
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.plan import Content
 from fastcheck_dask.engine.snapshot import describe

@@ -41,6 +41,11 @@ class Room:
     deltas: set[int] = field(default_factory=set)
     sent_bytes: dict[int, int] = field(default_factory=dict)
 
+    def begin(self, shard: int, *, deltas: bool) -> None:
+        """Note that a shard is begun, for the first time or anew, and how its chunks go."""
+        self.sent_bytes.pop(shard, None)
+        (self.deltas.add if deltas else self.deltas.discard)(shard)
+
     def wish(self, shard: int) -> Wish:
         """Say what to ask the node of a shard for."""
         sizes, delta = self.sizes[shard], shard in self.deltas

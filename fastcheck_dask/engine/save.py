@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcheck_codecs import is_delta
-
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
-from fastcheck_dask.engine.compression import CompressionPolicy, Meter
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, RunClaim
+from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.delivery import Delivery, Substitute
 from fastcheck_dask.engine.plan import Content, jobs_for_peers
-from fastcheck_dask.engine.reservation import Reservations, Room, shard_sizes
-from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
+from fastcheck_dask.engine.reservation import Reservations, shard_sizes
+from fastcheck_dask.engine.sending import JOB_BYTES, Encoder, send_jobs
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
     FencedError,
     NodeFullError,
-    StaleBaseError,
 )
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.stripes import Layout, assign
@@ -81,6 +79,10 @@ class SaveStats:
     deltas: int = 0
     chunks: int = 0
     nodes: tuple[str, ...] = ()
+    #: Nodes that failed during the save and were replaced, each with the reason.
+    replaced: dict[str, str] = field(default_factory=dict)
+    #: Bytes and seconds of what each node took.
+    transfers: dict[str, tuple[int, float]] = field(default_factory=dict)
     degraded: str | None = None
     seconds: float = 0.0
     #: False: the chunks went raw and whole, because the links are faster than the encoders or by setting.
@@ -112,6 +114,7 @@ class PeerSaver:
         client: Callable[[str, str], PeerClient],
         *,
         compression: CompressionPolicy | None = None,
+        substitute: Substitute | None = None,
     ) -> None:
         self._compression = compression or CompressionPolicy("always", 1)
         self._reservations = Reservations()
@@ -120,6 +123,7 @@ class PeerSaver:
         self._claim = claim
         self._encoder = encoder
         self._client = client
+        self._substitute = substitute
 
     async def save(
         self,
@@ -152,7 +156,7 @@ class PeerSaver:
         Raises
         ------
         NodeUnavailableError, TierFullError, StaleBaseError
-            A node could not take its shard; nothing has changed.
+            A node could not take its shard, and no other was to be had; nothing has changed.
         CommitConflictError, FencedError
             Another owner decided; nothing of this save is visible.
         CoordinationError
@@ -187,53 +191,89 @@ class PeerSaver:
             base = None
         layout = _layout(snapshot, choice, base)
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
-        clients = [self._client(node.name, node.address) for node in choice.nodes]
         # What goes raw goes whole. The stripes are those of the base in any case.
         before = base if compress else None
-        draft = partial(manifest_of, self._run, generation, snapshot, choice=choice, layout=layout)
+        draft = partial(manifest_of, self._run, generation, snapshot, layout=layout)
         room = self._reservations.room(
             shard_sizes(content),
-            manifest_bytes=len(draft(dict.fromkeys(layout.position, _NO_DIGEST)).to_bytes()),
+            manifest_bytes=len(
+                draft(dict.fromkeys(layout.position, _NO_DIGEST), nodes=choice.nodes).to_bytes()
+            ),
             compress=compress,
         )
-        attempt = _Attempt(self._claim, snapshot, choice, clients, room)
+        delivery = Delivery(
+            self._claim,
+            (generation, snapshot.token),
+            layout=layout,
+            nodes=choice.nodes,
+            latest=latest,
+            client=self._client,
+            room=room,
+            deltas=before is not None,
+            substitute=self._substitute,
+        )
         try:
             try:
-                whole = await attempt.begin(layout, generation, latest, deltas=before is not None)
-                jobs = [
-                    replace(job, compress=compress)
-                    for job in jobs_for_peers(
-                        content, before.content if before else None, whole, budget_bytes=JOB_BYTES
-                    )
-                ]
-                await send_jobs(
-                    self._encoder, jobs, attempt.put, snapshot.slot, before.slot if before else None
-                )
-                manifest = draft(attempt.digests)
-                data = manifest.to_bytes()
-                await attempt.prepare(data)
+                manifest, data = await self._deliver(delivery, snapshot, content, before, compress=compress)
+                choice = replace(choice, nodes=delivery.nodes)
                 await asyncio.to_thread(seal, data)
             except BaseException as error:
                 if isinstance(error, NodeFullError) and room.sent_bytes:
                     self._reservations.forget()
-                await attempt.abort()
+                await delivery.abort()
                 raise
             record = record_of(manifest, data, choice, snapshot.raw_bytes)
             try:
                 record = await publish(self._coordinator, record, self._claim)
             except (CommitConflictError, FencedError):
-                await attempt.abort()
+                await delivery.abort()
                 raise
             # From here on it is committed: a node that does not hear so learns it at the next save or load.
-            await attempt.announce(generation)
+            await delivery.announce()
         finally:
-            await attempt.close()
-        self._compression.observe(attempt.meter, compressed=compress)
+            await delivery.close()
+        if not delivery.replaced:
+            # The time that a node's failure took says nothing about the link.
+            self._compression.observe(delivery.meter, compressed=compress)
         self._reservations.learn(room)
-        attempt.stats.compressed = compress
-        attempt.stats.encode_bytes_per_second = attempt.meter.encode_bytes_per_second
-        attempt.stats.link_bytes_per_second = attempt.meter.link_bytes_per_second
-        return Saved(record, manifest, data, attempt.stats)
+        return Saved(record, manifest, data, _stats(snapshot, choice, delivery, compressed=compress))
+
+    async def _deliver(
+        self, delivery: Delivery, snapshot: Snapshot, content: Content, base: Base | None, *, compress: bool
+    ) -> tuple[Manifest, bytes]:
+        """Have every node hold its shard and promise to commit; return the manifest that they hold, too."""
+        await delivery.begin()
+        while True:
+            while lacking := delivery.lacking():
+                jobs = [
+                    replace(job, compress=compress)
+                    for job in jobs_for_peers(
+                        content,
+                        base.content if base else None,
+                        delivery.whole,
+                        budget_bytes=JOB_BYTES,
+                        only=lacking,
+                    )
+                ]
+                await send_jobs(
+                    self._encoder,
+                    jobs,
+                    delivery.put,
+                    snapshot.slot,
+                    base.slot if base else None,
+                    current_job=delivery.current,
+                )
+            manifest = manifest_of(
+                self._run,
+                delivery.generation,
+                snapshot,
+                delivery.digests,
+                nodes=delivery.nodes,
+                layout=content.layout,
+            )
+            data = manifest.to_bytes()
+            if await delivery.prepare(data):
+                return manifest, data
 
 
 async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClaim) -> CommitRecord:
@@ -251,127 +291,6 @@ async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClai
             await asyncio.sleep(_COMMIT_RETRY)
 
 
-class _Attempt:
-    """One save on its way: the connections to its nodes and what was sent so far."""
-
-    def __init__(
-        self, claim: RunClaim, snapshot: Snapshot, choice: Choice, clients: list[PeerClient], room: Room
-    ) -> None:
-        self._room = room
-        self._run, self._order, self._token = claim.run, claim.order, snapshot.token
-        self._names = tuple(node.name for node in choice.nodes)
-        self._clients = clients
-        self.digests: dict[str, str] = {}
-        self.meter = Meter()
-        self.stats = SaveStats(
-            raw_bytes=snapshot.raw_bytes,
-            derived_bytes=sum(a.nbytes for a in snapshot.content.arrays if a.source is not None),
-            nodes=self._names,
-            degraded=choice.degraded,
-        )
-
-    async def begin(
-        self, layout: Layout, generation: int, latest: CommitRecord | None, *, deltas: bool
-    ) -> Collection[str]:
-        """Announce the save to every node; return the keys that have to go whole, whatever base there is.
-
-        `deltas` says whether chunks go as deltas to nodes that hold their base.
-        """
-
-        async def one(shard: int, client: PeerClient) -> Sequence[str]:
-            keys = layout.keys_of(shard)
-            arguments: dict[str, Any] = {
-                "run": self._run,
-                "generation": generation,
-                "token": self._token,
-                "shard": shard,
-                "keys": list(keys),
-                "order": self._order,
-            }
-            if latest is None or self._names[shard] not in latest.nodes:
-                await self._reserve(shard, partial(client.begin, base=None, **arguments))
-                return keys
-            if deltas:
-                self._room.deltas.add(shard)
-            try:
-                # Naming what is committed also protects it, where the node has not heard of the commit.
-                base = latest.generation, latest.token
-                return await self._reserve(shard, partial(client.begin, base=base, **arguments))
-            except StaleBaseError as error:
-                log.warning("generation %d, shard %d goes whole: %s", generation, shard, error)
-                self._room.deltas.discard(shard)
-                await self._reserve(shard, partial(client.begin, base=None, **arguments))
-                return keys
-
-        found = await together(one(shard, client) for shard, client in enumerate(self._clients))
-        return {key for keys in found for key in keys}
-
-    async def _reserve(self, shard: int, begin: Callable[..., Awaitable[list[str]]]) -> Sequence[str]:
-        """Begin with what the save is likely to take; with less if the node has less, and it may do."""
-        wish = self._room.wish(shard)
-        try:
-            return await begin(reserve_bytes=wish.wanted_bytes)
-        except NodeFullError as error:
-            if error.free_bytes < wish.least_bytes or wish.least_bytes == wish.wanted_bytes:
-                raise
-            return await begin(reserve_bytes=min(error.free_bytes, wish.wanted_bytes))
-
-    async def put(self, chunks: list[EncodedChunk]) -> None:
-        """Send the chunks of one job, to all nodes at once."""
-        by_shard: dict[int, list[EncodedChunk]] = {}
-        for chunk in chunks:
-            by_shard.setdefault(chunk.shard, []).append(chunk)
-            self.digests[chunk.key] = chunk.digest
-            self.meter.encoded(chunk.raw_nbytes, chunk.encode_seconds)
-        with self.meter.sending(sum(chunk.payload.nbytes for chunk in chunks)):
-            await together(
-                self._clients[shard].put(
-                    run=self._run,
-                    token=self._token,
-                    chunks=[chunk.descriptor for chunk in group],
-                    frames=[chunk.payload for chunk in group],
-                )
-                for shard, group in by_shard.items()
-            )
-        for chunk in chunks:
-            self._room.sent(chunk.shard, chunk.payload.nbytes)
-        self.stats.chunks += len(chunks)
-        self.stats.deltas += sum(is_delta(chunk.payload) for chunk in chunks)
-        self.stats.sent_bytes += sum(chunk.payload.nbytes for chunk in chunks)
-
-    async def prepare(self, manifest: bytes) -> None:
-        """Have every node promise that it can commit; it keeps its shard and the manifest until told."""
-        digest = digest_of_manifest(manifest)
-        await together(
-            client.prepare(self._run, self._token, digest=digest, manifest=manifest)
-            for client in self._clients
-        )
-
-    async def abort(self) -> None:
-        """Drop what is staged, where the node can still be reached."""
-        await asyncio.gather(
-            *(client.abort(run=self._run, token=self._token) for client in self._clients),
-            return_exceptions=True,
-        )
-
-    async def announce(self, generation: int) -> None:
-        """Tell the nodes of the commit."""
-        results = await asyncio.gather(
-            *(
-                client.commit(run=self._run, generation=generation, token=self._token)
-                for client in self._clients
-            ),
-            return_exceptions=True,
-        )
-        for name, result in zip(self._names, results, strict=True):
-            if isinstance(result, Exception):
-                log.warning("generation %d: node %s was not told of the commit: %s", generation, name, result)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await asyncio.gather(*(client.close() for client in self._clients), return_exceptions=True)
-
-
 def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
     previous = base.manifest.layout if base is not None else None
     return assign(
@@ -385,7 +304,7 @@ def manifest_of(
     snapshot: Snapshot,
     digests: dict[str, str],
     *,
-    choice: Choice,
+    nodes: Sequence[NodeInfo],
     layout: Layout | None,
 ) -> Manifest:
     """Return the manifest of a snapshot whose chunks, unless derived, have these digests."""
@@ -399,7 +318,24 @@ def manifest_of(
         arrays=snapshot.content.arrays,
         digests={**snapshot.derived_digests, **digests},
         layout=layout,
+        nodes=tuple(node.name for node in nodes),
+    )
+
+
+def _stats(snapshot: Snapshot, choice: Choice, delivery: Delivery, *, compressed: bool) -> SaveStats:
+    return SaveStats(
+        raw_bytes=snapshot.raw_bytes,
+        sent_bytes=delivery.sent_bytes,
+        derived_bytes=sum(a.nbytes for a in snapshot.content.arrays if a.source is not None),
+        deltas=delivery.deltas,
+        chunks=len(delivery.digests),
         nodes=tuple(node.name for node in choice.nodes),
+        replaced=dict(delivery.replaced),
+        transfers=dict(delivery.transfers),
+        degraded=choice.degraded,
+        compressed=compressed,
+        encode_bytes_per_second=delivery.meter.encode_bytes_per_second,
+        link_bytes_per_second=delivery.meter.link_bytes_per_second,
     )
 
 

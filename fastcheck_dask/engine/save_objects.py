@@ -31,7 +31,7 @@ async def save_to_objects(
     """
     stats = SaveStats(raw_bytes=snapshot.raw_bytes, degraded=degraded)
     digests = await persister.write_whole(snapshot, generation, stats)
-    manifest = manifest_of(run, generation, snapshot, digests, choice=_NO_NODES, layout=None)
+    manifest = manifest_of(run, generation, snapshot, digests, nodes=(), layout=None)
     data = manifest.to_bytes()
     await asyncio.to_thread(seal, data)
     await asyncio.to_thread(persister.publish, manifest, data)

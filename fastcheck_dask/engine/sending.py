@@ -68,10 +68,15 @@ async def send_jobs(
     send: Callable[[list[EncodedChunk]], Awaitable[None]],
     current: Path,
     base: Path | None,
+    *,
+    current_job: Callable[[Job], Job] = lambda job: job,
 ) -> None:
-    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent."""
+    """Encode jobs and hand their chunks to `send`: the next ones are encoded while one is being sent.
+
+    `current_job` may change a job when its turn comes; its chunks and their raw bytes stay the same.
+    """
     await encoder.prepare(jobs)
-    waiting = iter(jobs)
+    waiting = map(current_job, jobs)
 
     async def lane() -> None:
         for job in waiting:

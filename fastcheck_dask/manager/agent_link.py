@@ -81,6 +81,8 @@ class AgentLink:
         if start["ranks"] is not None:
             # Its predecessor may still wait for the other ranks.
             self._start_seconds += start["settings"]["commit_seconds"]
+        #: Whether the training communicates, what the agent was told of it, and whether it has yet to answer.
+        self._busy = self._told_busy = self._telling_busy = False
         ours, theirs = socket.socketpair()
         self._channel = BlockingChannel(ours)
         with theirs:
@@ -188,6 +190,20 @@ class AgentLink:
             raise from_wire(reply["error"])
         return reply
 
+    def tell_busy(self, busy: bool) -> None:
+        """Tell the agent whether the training communicates; from any thread, never blocks, nor raises.
+
+        One such message is on its way at a time, and what was told and taken back meanwhile is left out: an
+        agent that does not read must not hold up the training.
+        """
+        with self._changed:
+            self._busy = busy
+            if self._telling_busy or self._told_busy == busy:
+                return
+            self._telling_busy, self._told_busy = True, busy
+        with contextlib.suppress(ClosedError):
+            self._channel.send({"op": "busy", "busy": busy})
+
     def close(self, timeout: float) -> bool:
         """Let the agent finish what is in flight and end; False if it did not within `timeout` seconds.
 
@@ -265,6 +281,11 @@ class AgentLink:
                     self._first = message
                     self._free.update(message.get("free", ()))
                 self._changed.notify_all()
+        elif event == "noted":
+            with self._changed:
+                self._telling_busy = False
+                busy = self._busy
+            self.tell_busy(busy)
         elif event != "pong":
             self.in_flight.take(message)
 

@@ -99,6 +99,12 @@ class Agents:
         if link is not None:
             link.nudge()
 
+    def tell_busy(self, busy: bool) -> None:
+        """Tell the present agent, if any, whether the training communicates; never blocks, nor raises."""
+        link = self._link
+        if link is not None:
+            link.tell_busy(busy)
+
     def close(self, seconds: float) -> bool:
         """End the agent when it has finished what is in flight.
 

@@ -17,7 +17,7 @@ from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.load import LoadReport
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import (
     ClosedError,
@@ -42,6 +42,7 @@ from fastcheck_dask.manager.arguments import (
     place_of,
     refuse_foreign_run,
 )
+from fastcheck_dask.manager.busy_count import BusyCount
 from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
 from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
@@ -91,9 +92,10 @@ class FastCheckManager:
         is in force when all ranks have saved theirs under the same tag. ``rank="auto"`` reads both from the
         environment of ``torchrun``; without them this process is the only one.
     **options
-        ``encoders``, ``close_timeout``, ``commit_timeout``, ``max_shards``, ``connect_timeout``,
-        ``floor_bandwidth``, ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``,
-        ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
+        ``commit_timeout``, ``max_shards``, ``measure_links``, ``connect_timeout``, ``floor_bandwidth``,
+        ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes
+        with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
 
     Raises
     ------
@@ -172,6 +174,7 @@ class FastCheckManager:
             self._snapshots = Snapshots(
                 self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
             )
+            self._busy = BusyCount(self._agents.tell_busy)
             self._agents.link()
         except BaseException:
             self._ownership.release()
@@ -269,6 +272,28 @@ class FastCheckManager:
         except FastCheckError as error:
             self._agents.gave_up(tag, str(error))
             raise
+
+    @contextlib.contextmanager
+    def network_busy(self) -> Iterator[None]:
+        """Hold back the sending of checkpoints while the training communicates.
+
+        Around gradient synchronisation::
+
+            with manager.network_busy():
+                all_reduce(gradients)
+
+        Notes
+        -----
+        May be entered again, also by several threads: the network is busy until all have left, however that
+        comes. Entering costs at most one small message to the agent, and waits for nothing. A pause cannot
+        stall a save: a message to a storage node waits for at most 5 s in all, and what is busy for longer
+        than 60 s without a break counts as over. Loads are not held back.
+        """
+        self._busy.enter()
+        try:
+            yield
+        finally:
+            self._busy.leave()
 
     def _note_failure(self, error: FastCheckError) -> None:
         self._unreported = error

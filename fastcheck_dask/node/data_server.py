@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from distributed.comm.core import Comm, CommClosedError, listen
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
@@ -26,6 +27,8 @@ WORKING_SECONDS = 0.5
 #: Slower transfers than this are ended, so that a stopped client cannot keep buffers and readers for ever.
 FLOOR_BYTES_PER_SECOND = 1e6
 GRACE_SECONDS = 30.0
+#: What a node gives to who measures the link.
+PROBE_LIMIT_BYTES = 16 * 2**20
 #: Connections at a time; each may bring one message into memory.
 COMM_LIMIT = 128
 #: Longest lease, in seconds: a year.
@@ -66,6 +69,8 @@ class DataServer:
         pool of their own, and should be quick.
     report_more : callable
         Returns what `status` says besides what the store does, as plain values.
+    dscp : int, optional
+        What packets are marked with, 0 to 63.
     """
 
     def __init__(
@@ -78,7 +83,9 @@ class DataServer:
         insecure: bool = False,
         operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
         report_more: Callable[[], dict[str, Any]] = dict,
+        dscp: int | None = None,
     ) -> None:
+        self._dscp = dscp
         self._store = store
         self._operations = operations or {}
         self._report_more = report_more
@@ -151,6 +158,7 @@ class DataServer:
         self._comms.add(comm)
         saves: set[tuple[str, str]] = set()
         try:
+            comm.set_dscp(self._dscp)
             while not comm.closed():
                 head = await comm.receive_head()
                 async with asyncio.timeout(_seconds_for(head.payload_bytes)):
@@ -226,6 +234,12 @@ class DataServer:
 
     def _ping(self, _request: _Request) -> _Reply:
         return self._store.status()
+
+    def _probe(self, request: _Request) -> _Reply:
+        nbytes = _natural(request, "give_bytes")
+        if nbytes > PROBE_LIMIT_BYTES:
+            raise TierError(f"at most {PROBE_LIMIT_BYTES:,} bytes are given to a probe, not {nbytes:,}")
+        return {"frames": [np.zeros(nbytes, np.uint8)]}
 
     def _begin(self, request: _Request) -> _Reply:
         run, generation, token = _name(request)
@@ -359,6 +373,7 @@ class DataServer:
 
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
+    "probe": DataServer._probe,
     "begin": DataServer._begin,
     "put": DataServer._put,
     "prepare": DataServer._prepare,

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed.comm.addressing import get_address_host
 
+from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import Coordinator, NodeInfo, Registration
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.election import Service
@@ -163,6 +164,7 @@ def run_storage(
             insecure=insecure,
             operations=states.operations,
             report_more=scrubber.report,
+            dscp=settings().dscp,
         )
         stack.callback(server.close)
         server.start()

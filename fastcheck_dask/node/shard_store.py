@@ -196,11 +196,14 @@ class ShardStore:
                     f"node {self.name} cannot prepare generation {staged.number} of {run}: {len(lacking)} of "
                     f"{len(staged.keys)} chunks never came, among them {', '.join(lacking[:3])}"
                 )
-            if staged.manifest is None:
+            old = staged.manifest
+            if old is None or old.tobytes() != manifest.tobytes():
+                # Another one comes when a node was replaced after this one had voted.
                 self._holdings.require_room(run, manifest.nbytes, besides=staged)
                 manifest.flags.writeable = False
                 staged.manifest = manifest
                 self._holdings.hold([manifest])
+                self._holdings.let_go([] if old is None else [old])
 
     def commit(self, run: str, generation: int, token: str) -> None:
         """Make a prepared save the committed generation. Idempotent."""

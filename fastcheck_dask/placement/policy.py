@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.errors import TooFewNodesError
+from fastcheck_dask.placement.outlook import UNKNOWN, Outlook
+
+_NOTHING_KNOWN: Final[Mapping[str, Outlook]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,14 @@ def choose(
     max_shards: int,
     previous: Sequence[str] = (),
     excluded: Collection[str] = (),
+    avoided: Collection[str] = (),
+    outlooks: Mapping[str, Outlook] = _NOTHING_KNOWN,
 ) -> Choice:
     """Choose the storage nodes for one save.
 
     Placement is sticky: a shard stays on its node while that node is alive, because its base lies there.
-    New shards go to other hosts and racks than those in use, where there are any.
+    New shards go to other hosts and racks than those in use, where there are any; of those to the nearest,
+    and within one band of what a transfer costs to the one with most free memory.
 
     Parameters
     ----------
@@ -46,6 +54,10 @@ def choose(
         Node names by shard of the checkpoint that is the delta base, the parity node last.
     excluded : collection of str
         Nodes that failed during this save.
+    avoided : collection of str
+        Nodes that were slow: they get a shard only if there are too few others.
+    outlooks : mapping of str to Outlook
+        What is known of the nodes.
 
     Returns
     -------
@@ -66,7 +78,7 @@ def choose(
                 "start more (`dask fastcheck storage`), or use "
                 f"num_shards={max(1, len(usable) - 1)} or 'auto'",
             )
-        return Choice(wanted, True, _fill(usable, wanted + 1, previous))
+        return Choice(wanted, True, _fill(usable, wanted + 1, previous, avoided, outlooks))
     if not usable:
         return Choice(0, False, (), "no storage node is alive: only the object tier protects this checkpoint")
     if len(usable) == 1:
@@ -81,11 +93,68 @@ def choose(
             f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}; "
             "any one of them may still be lost"
         )
-    return Choice(shards, True, _fill(usable, shards + 1, previous), degraded)
+    return Choice(shards, True, _fill(usable, shards + 1, previous, avoided, outlooks), degraded)
 
 
-def _fill(usable: Sequence[NodeInfo], count: int, previous: Sequence[str]) -> tuple[NodeInfo, ...]:
+def replacement(
+    alive: Sequence[NodeInfo],
+    *,
+    others: Sequence[NodeInfo],
+    excluded: Collection[str],
+    outlooks: Mapping[str, Outlook] = _NOTHING_KNOWN,
+) -> NodeInfo | None:
+    """Choose a node for a shard whose node failed during the save.
+
+    Parameters
+    ----------
+    alive : sequence of NodeInfo
+        The registered nodes.
+    others : sequence of NodeInfo
+        The nodes of the other shards: another host and rack than theirs is preferred.
+    excluded : collection of str
+        Names that must not be chosen, those of `others` among them.
+    outlooks : mapping of str to Outlook
+        What is known of the nodes.
+
+    Returns
+    -------
+    NodeInfo or None
+        None if there is none: the save has to be done with fewer shards, or not at all.
+    """
+    spare = [n for n in alive if n.state == "available" and n.name not in excluded]
+    return _best(spare, others, outlooks) if spare else None
+
+
+def _best(spare: Sequence[NodeInfo], used: Sequence[NodeInfo], outlooks: Mapping[str, Outlook]) -> NodeInfo:
+    """Return the node that is most apart from those in use, nearest, and emptiest, in this order."""
+    hosts, racks = Counter(n.host for n in used), Counter(n.rack for n in used)
+    bands = {node.name: outlooks.get(node.name, UNKNOWN).band for node in spare}
+    # One that was never asked is taken for no better than the others.
+    furthest = max((band for band in bands.values() if band is not None), default=0)
+
+    def key(node: NodeInfo) -> tuple[int, int, int, float, str]:
+        band = bands[node.name]
+        used_share = outlooks.get(node.name, UNKNOWN).used_share
+        near = furthest if band is None else band
+        return hosts[node.host], racks[node.rack], near, round(used_share or 0.0, 2), node.name
+
+    return min(spare, key=key)
+
+
+def _fill(
+    usable: Sequence[NodeInfo],
+    count: int,
+    previous: Sequence[str],
+    avoided: Collection[str],
+    outlooks: Mapping[str, Outlook],
+) -> tuple[NodeInfo, ...]:
     """Keep the living of `previous` at their place and fill the others."""
+    welcome = [node for node in usable if node.name not in avoided]
+    if len(welcome) < count:
+        # Those that are in use first: then at least nothing moves.
+        rest = sorted((n for n in usable if n.name in avoided), key=lambda n: n.name not in previous)
+        welcome += rest[: count - len(welcome)]
+    usable = welcome
     by_name = {node.name: node for node in usable}
     chosen: list[NodeInfo | None] = [None] * count
     if len(previous) == count:
@@ -98,8 +167,7 @@ def _fill(usable: Sequence[NodeInfo], count: int, previous: Sequence[str]) -> tu
     spare = [node for node in usable if node not in used]
     for place, node in enumerate(chosen):
         if node is None:
-            hosts, racks = Counter(n.host for n in used), Counter(n.rack for n in used)
-            best = min(spare, key=lambda n: (hosts[n.host], racks[n.rack], n.name))
+            best = _best(spare, used, outlooks)
             spare.remove(best)
             used.append(best)
             chosen[place] = best

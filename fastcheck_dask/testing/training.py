@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.connect import connect
-from fastcheck_dask.engine.load import LoadReport
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.recover import Recovery
 from fastcheck_dask.ids import run_id_for
 from fastcheck_dask.manager import FastCheckManager

@@ -19,7 +19,18 @@ from fastcheck_dask.errors import (
     from_wire,
 )
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
-from fastcheck_dask.tiers.wire import Bits, Buffer, FcsComm, Packed, location_of, open_comm, pack
+from fastcheck_dask.tiers.pacing import Pacer
+from fastcheck_dask.tiers.wire import (
+    SMALL_BYTES,
+    Bits,
+    Buffer,
+    FcsComm,
+    Pace,
+    Packed,
+    location_of,
+    open_comm,
+    pack,
+)
 
 #: Requests that may be in flight to one node.
 _CONNECTIONS = 2
@@ -58,6 +69,10 @@ class PeerClient:
         Longest silence.
     connect_seconds : float
         For connecting and the handshake together. A refused connection fails at once.
+    pacer : Pacer, optional
+        Holds back what is sent; the time that it takes is no part of any deadline.
+    dscp : int, optional
+        What packets are marked with, 0 to 63.
     """
 
     def __init__(
@@ -68,6 +83,8 @@ class PeerClient:
         floor_bytes_per_second: float = 10e6,
         grace_seconds: float = 2.0,
         connect_seconds: float = 2.0,
+        pacer: Pacer | None = None,
+        dscp: int | None = None,
     ) -> None:
         location_of(address)
         self.node, self.address = node, address
@@ -77,6 +94,8 @@ class PeerClient:
         self._floor = floor_bytes_per_second
         self._grace = grace_seconds
         self._connect_seconds = connect_seconds
+        self._pacer = pacer
+        self._dscp = dscp
         self._slots = asyncio.Semaphore(_CONNECTIONS)
         self._idle: list[FcsComm] = []
         self._busy: set[FcsComm] = set()
@@ -85,6 +104,12 @@ class PeerClient:
     async def ping(self) -> dict[str, Any]:
         """Return name, used_bytes, limit_bytes, pending, and runs: each with [generation, token] or None."""
         return _fields(await self._request({"op": "ping"}))
+
+    async def probe(self, data: Buffer, *, give_bytes: int) -> None:
+        """Send bytes that the node drops, and have it answer with so many: how fast the link is."""
+        reply = await self._request({"op": "probe", "give_bytes": give_bytes}, [data])
+        if sum(frame.nbytes for frame in reply["frames"]) != give_bytes:
+            raise NodeUnavailableError(self.node, f"did not answer with {give_bytes} bytes")
 
     async def begin(
         self,
@@ -280,14 +305,16 @@ class PeerClient:
                 self._check_open()
                 break
         self._check_open()
-        return await self._exchange(await open_comm(self.address, self._connect_seconds), packed)
+        comm = await open_comm(self.address, self._connect_seconds)
+        comm.set_dscp(self._dscp)
+        return await self._exchange(comm, packed)
 
     async def _exchange(self, comm: FcsComm, packed: Packed) -> dict[str, Any]:
         sent, received = comm.sent_bytes, comm.received_bytes
         self._busy.add(comm)
         try:
-            async with asyncio.timeout(self._seconds_for(packed.payload_bytes)):
-                await comm.send(packed)
+            async with asyncio.timeout(self._seconds_for(packed.payload_bytes)) as deadline:
+                await comm.send(packed, self._pace(packed, deadline))
             reply = await self._receive(comm)
         except BaseException:
             comm.abort()
@@ -301,6 +328,25 @@ class PeerClient:
         else:
             self._idle.append(comm)
         return reply
+
+    def _pace(self, packed: Packed, deadline: asyncio.Timeout) -> Pace | None:
+        """Return what holds back the pieces of a message, and its deadline with them."""
+        if self._pacer is None:
+            return None
+        if packed.payload_bytes <= SMALL_BYTES:
+            self._pacer.count(packed.payload_bytes)
+            return None
+        turn, loop = self._pacer.turn(), asyncio.get_running_loop()
+
+        async def wait(nbytes: int) -> None:
+            at = deadline.when()
+            assert at is not None
+            left = at - loop.time()
+            deadline.reschedule(None)
+            await turn.wait(nbytes)
+            deadline.reschedule(loop.time() + left)
+
+        return wait
 
     async def _receive(self, comm: FcsComm) -> dict[str, Any]:
         async with asyncio.timeout(_WORK_SECONDS):
@@ -329,13 +375,15 @@ class PeerClient:
         return NodeUnavailableError(self.node, f"answered nonsense: {reply!r:.200}")
 
 
-def clients_for(settings: Settings) -> Callable[[str, str], PeerClient]:
+def clients_for(settings: Settings, pacer: Pacer | None = None) -> Callable[[str, str], PeerClient]:
     """Return what makes a client of a node's name and address, with the deadlines of the settings."""
     return partial(
         PeerClient,
         floor_bytes_per_second=settings.floor_bytes_per_second,
         grace_seconds=settings.grace_seconds,
         connect_seconds=settings.connect_seconds,
+        pacer=pacer,
+        dscp=settings.dscp,
     )
 
 

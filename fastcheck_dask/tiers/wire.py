@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -25,10 +25,14 @@ from fastcheck_codecs import checksum
 from tornado.iostream import IOStream, StreamClosedError
 
 from fastcheck_dask.errors import ConfigError, CorruptDataError, FastCheckError, TierError, UnknownFormatError
+from fastcheck_dask.tiers.pacing import PIECE_BYTES
 
 Bits = npt.NDArray[np.uint8]
 #: What can be sent as a frame: anything C-contiguous that exports bytes; never copied.
 Buffer = npt.NDArray[Any] | memoryview | bytes
+
+#: Waits before a piece of so many bytes is sent.
+Pace = Callable[[int], Awaitable[None]]
 
 SCHEME = "fcs"
 VERSION = 1
@@ -40,7 +44,8 @@ HANDSHAKE_SECONDS = 5.0
 _MAGIC = b"FCSW"
 #: version, reserved, header bytes, frames, crc32c of the header, payload bytes; after the magic.
 _FIXED = struct.Struct("<HHIIIQ")
-_SMALL_BYTES = 64 * 2**10
+#: A message with at most so much payload is sent in one piece, and without waiting.
+SMALL_BYTES = 64 * 2**10
 _PLAIN = (bool, int, float, str)
 
 logger = logging.getLogger(__name__)
@@ -185,17 +190,24 @@ class FcsComm(TCP):
         """Send a message; returns its bytes once the kernel has them."""
         return await self.send(pack(msg, self.limits))
 
-    async def send(self, packed: Packed) -> int:
-        """Send a packed message. Its buffers may be reused only after the peer has answered."""
+    async def send(self, packed: Packed, pace: Pace | None = None) -> int:
+        """Send a packed message. Its buffers may be reused only after the peer has answered.
+
+        With `pace`, it is awaited with the size of each piece of a large message before that is sent.
+        """
         stream = self._live_stream()
         with self._aborting():
-            if packed.payload_bytes <= _SMALL_BYTES:
+            if packed.payload_bytes <= SMALL_BYTES:
                 await stream.write(b"".join([packed.head, *packed.buffers]))
             else:
                 await stream.write(packed.head)
+                step = FRAME_BYTES if pace is None else PIECE_BYTES
                 for view in packed.buffers:
-                    for start in range(0, view.nbytes, FRAME_BYTES):
-                        await stream.write(view[start : start + FRAME_BYTES])
+                    for start in range(0, view.nbytes, step):
+                        piece = view[start : start + step]
+                        if pace is not None:
+                            await pace(piece.nbytes)
+                        await stream.write(piece)
         total = len(packed.head) + packed.payload_bytes
         self.sent_bytes += total
         return total
@@ -262,6 +274,16 @@ class FcsComm(TCP):
         self.received_bytes += head.payload_bytes
         head.message["frames"] = received
         return head.message
+
+    def set_dscp(self, dscp: int | None) -> None:
+        """Mark what this end sends from now on; None leaves the marks to the system."""
+        if dscp is None:
+            return
+        sock = self._live_stream().socket
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
 
     def _live_stream(self) -> IOStream:
         if self.stream is None:

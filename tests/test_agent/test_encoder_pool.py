@@ -17,7 +17,7 @@ from fastcheck_dask.agent import encoder_pool
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
-from fastcheck_dask.errors import FastCheckError, TierError
+from fastcheck_dask.errors import ConfigError, FastCheckError, TierError
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.tiers.local import LocalTier, Slot
 
@@ -257,3 +257,50 @@ def test_encoded_cancelled_in_mid_job_process_is_replaced(slots: tuple[Slot, Slo
         assert len(pool._processes) == 1
 
     run(test)
+
+
+# Where the processes run
+
+
+def test_processes_get_their_cpus_and_yield(slots: tuple[Slot, Slot]) -> None:
+    cpu = min(os.sched_getaffinity(0))
+
+    async def main() -> None:
+        pool = EncoderPool(2, cpus=(cpu,), nice=7)
+        await pool.start()
+        try:
+            job = Job((task(),))
+            await pool.prepare([job])
+            async with pool.encoded(job, slots[0].path, None):
+                pids = [process.popen.pid for process in pool._processes]
+                assert [os.sched_getaffinity(pid) for pid in pids] == [{cpu}] * 2
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [min(19, own + 7)] * 2
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_cpus_that_cannot_be_had_are_a_clear_error_and_leave_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids: list[int] = []
+
+    def refuse(pid: int, _cpus: object) -> None:
+        pids.append(pid)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+
+    async def main() -> None:
+        pool = EncoderPool(1, cpus=(77,))
+        try:
+            with pytest.raises(ConfigError, match=r"encoder_cpus = \[77\] cannot be had here"):
+                await pool.start()
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)

@@ -116,7 +116,7 @@ def test_service_places_nothing_on_a_node_that_drains(reader: Reader, tmp_path: 
 
     async def place() -> list[str]:
         try:
-            choice = await service._choose(None, set(), None)
+            choice = await service._placing.choose(None, set(), None)
             return [node.name for node in choice.nodes]
         finally:
             await service.close()

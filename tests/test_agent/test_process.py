@@ -23,6 +23,7 @@ class FakeService:
         self.done: list[Any] = []
         self.error: Exception | None = None
         self.complete: list[int] = []
+        self.busy: list[bool] = []
 
     def accept(self, number: int) -> None:
         self.done.append(("accept", number))
@@ -31,6 +32,9 @@ class FakeService:
         if self.error is not None:
             raise self.error
         self.done.append(("save", number, seq))
+
+    def set_busy(self, busy: bool) -> None:
+        self.busy.append(busy)
 
     async def finish(self) -> None:
         self.done.append("finish")
@@ -96,6 +100,22 @@ def test_requests_are_answered_and_close_finishes() -> None:
     assert answers[2]["id"] == 2
     assert "ZeroDivisionError" in answers[2]["error"][1]
     assert answers[3]["error"][0] == "ConfigError"
+
+
+@pytest.mark.parametrize("ends", ["close", "dies"])
+def test_busy_is_passed_on_answered_and_over_when_the_trainer_is_gone(ends: str) -> None:
+    service = FakeService()
+
+    async def talk(trainer: BlockingChannel, _: AsyncChannel) -> None:
+        trainer.send({"op": "busy", "busy": True})
+        if ends == "close":
+            trainer.send({"op": "close"})
+        else:
+            trainer.shut()
+
+    _, answers = serve(service, talk)
+    assert service.busy == [True, False]
+    assert answers == ([{"event": "noted"}] if ends == "close" else [])
 
 
 def test_trainer_gone_orphans_are_saved_and_it_ends() -> None:

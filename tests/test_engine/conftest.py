@@ -14,7 +14,8 @@ import pytest
 
 from fastcheck_dask.engine import save
 from fastcheck_dask.engine.derive import derive
-from fastcheck_dask.engine.load import ChunkLoader, LoadReport
+from fastcheck_dask.engine.load import ChunkLoader
+from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.engine.save import Base, PeerSaver, Saved, Snapshot
@@ -22,7 +23,7 @@ from fastcheck_dask.engine.snapshot import as_base, describe, parse
 from fastcheck_dask.layout.chunks import place
 from fastcheck_dask.layout.leaves import copy_bits
 from fastcheck_dask.layout.state import flatten
-from fastcheck_dask.placement.policy import Choice, choose
+from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes, InlineEncoder
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
@@ -36,6 +37,7 @@ class Rig:
 
     def __init__(self, folder: Path, *, nodes: int = 4, chunk_bytes: int = 4096, **options: Any) -> None:
         policy, encoder = options.pop("policy", None), options.pop("encoder", None)
+        spares = options.pop("spares", False)
         self.nodes = FakeNodes(nodes, **options)
         self.coordinator = FakeCoordinator()
         self.claim = self.coordinator.claim(RUN, "test")
@@ -43,7 +45,13 @@ class Rig:
         self.folder = CheckpointFolder(open_store(str(folder / "objects")))
         self.encoder = encoder or InlineEncoder()
         self.saver = PeerSaver(
-            RUN, self.coordinator, self.claim, self.encoder, self.nodes.client, compression=policy
+            RUN,
+            self.coordinator,
+            self.claim,
+            self.encoder,
+            self.nodes.client,
+            compression=policy,
+            substitute=self.substitute if spares else None,
         )
         self.persister = Persister(
             str(folder / "objects"), self.folder, self.encoder, self.coordinator, self.nodes.client
@@ -57,6 +65,10 @@ class Rig:
         self.local.close()
 
     # ---- saving
+
+    async def substitute(self, others: Any, taken: Any, failed: Any, error: Any) -> Any:
+        """Choose another node as the agent does."""
+        return replacement(self.nodes.infos, others=others, excluded=taken)
 
     def snapshot(self, state: Any, tag: str = "t", *, token: str | None = None) -> Snapshot:
         """Copy a state into the slot that does not hold the base."""

@@ -16,6 +16,7 @@ from fastcheck_dask.engine.plan import (
     jobs_for_objects,
     jobs_for_peers,
     parity_dtype,
+    stripes_to_rebuild,
 )
 from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for, place
 from fastcheck_dask.layout.parity import combine
@@ -210,3 +211,24 @@ def test_jobs_for_peers_same_size_and_other_dtype_goes_whole():
     assert tasks["a/c/0"].nbytes == base.chunks["a/c/0"].nbytes
     assert tasks["a/c/0"].base is None
     assert tasks["b/c/0"].base is not None
+
+
+def test_stripes_to_rebuild_wait_for_what_is_on_its_way_and_are_bounded():
+    sizes = {f"k{number}": 100 for number in range(9)}
+    layout = assign(sizes, shards=3)
+    late = layout.keys_of(1)
+    others = set(layout.keys_of(0)) | set(layout.keys_of(2))
+
+    def keys(**options):
+        chosen = stripes_to_rebuild(layout, late, sizes, **{"awaited": (), "budget_bytes": 10**6} | options)
+        assert all(layout.position[key] == (stripe, 1) for stripe, key in chosen)
+        return [key for _, key in chosen]
+
+    assert keys() == list(late)
+    assert keys(awaited=set(late)) == list(late)
+    assert keys(awaited=others) == []
+    assert keys(awaited={layout.position[late[0]][0].members[2]}) == list(late[1:])
+    assert keys(budget_bytes=1) == [late[0]]
+    assert keys(budget_bytes=200) == list(late[:2])
+    bare = assign(sizes, shards=3, parity=False)
+    assert stripes_to_rebuild(bare, late, sizes, awaited=(), budget_bytes=10**6) == []

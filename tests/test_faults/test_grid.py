@@ -50,6 +50,7 @@ def test_save_node_failing_before_the_commit_succeeds_on_a_spare(
     handle.wait("peers", timeout=BOUND)
     if fault is not restarted_empty:
         assert victim not in handle.stats["nodes"]
+        assert handle.stats["replaced"].keys() == {victim}
     state, report = host.load_elsewhere()
     assert_is_state(state, 2)
     assert (report.generation, report.source, report.skipped) == (2, "peers", [])

@@ -406,6 +406,20 @@ def test_node_at_work_says_so_and_answers_others(
         stuck.go_on.set()
 
 
+@pytest.mark.parametrize(("dscp", "tos"), [(None, 0), (46, 184)])
+def test_dscp_marks_the_packets_of_the_node(
+    store: ShardStore, serve: Any, dscp: int | None, tos: int
+) -> None:
+    server = serve(store, dscp=dscp)
+
+    async def use(client: PeerClient) -> None:
+        await client.ping()
+        (comm,) = server._comms
+        assert comm.stream.socket.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == tos
+
+    with_client(server, use)
+
+
 def test_reply_over_the_message_limit_is_a_typed_error(
     store: ShardStore, serve: Any, author: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

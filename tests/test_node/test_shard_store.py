@@ -231,6 +231,18 @@ def test_manifest_of_prepared_save_can_be_read_without_promoting_it(
     assert store.holds("run")["committed"] is None
 
 
+def test_prepare_again_with_another_manifest_replaces_it(store: ShardStore, author: Any, chunks: Any) -> None:
+    generation, token = author.stage({"a": chunks.bits(1)})
+    author.prepare(token, b"names a node that has died since")
+    used = store.used_bytes
+    author.prepare(token, b"names another")
+    assert store.used_bytes == used - 32 + 13
+    store.commit("run", generation, token)
+    assert store.manifest("run", generation, token).tobytes() == b"names another"
+    store.drop("run")
+    assert store.used_bytes == 0
+
+
 def test_begin_on_base_that_is_not_held_is_stale(store: ShardStore, author: Any, chunks: Any) -> None:
     author.save({"a": chunks.bits(1)})
     for base in [(1, "x"), (2, author.token), (7, "x")]:

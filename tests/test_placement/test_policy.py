@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.errors import TooFewNodesError
-from fastcheck_dask.placement.policy import choose
+from fastcheck_dask.placement.outlook import Outlook
+from fastcheck_dask.placement.policy import choose, replacement
 
 
 def node(name, *, rack=None, host=None, state="available"):
@@ -96,20 +97,86 @@ def test_choose_new_nodes_prefer_other_hosts_then_other_racks():
     assert names(choose(alive, wanted=1, max_shards=3, previous=["gone", "c"])) == ["d", "c"]
 
 
+def test_choose_new_nodes_are_the_nearest_and_of_equally_near_ones_the_emptiest():
+    outlooks = {
+        "n0": Outlook(5e-3, None, 0.0),
+        "n1": Outlook(0.9e-3, None, 0.8),
+        "n2": Outlook(0.8e-3, None, 0.9),
+        "n3": Outlook(1.0e-3, None, 0.1),
+    }
+    assert names(choose(nodes(4), wanted=1, max_shards=3, outlooks=outlooks)) == ["n3", "n1"]
+    # Who was never asked comes after those that are known to be nearer than the furthest.
+    assert names(choose(nodes(5), wanted=4, max_shards=3, outlooks=outlooks))[:3] == ["n3", "n1", "n2"]
+    # What real transfers took counts, too.
+    slow = {**outlooks, "n3": Outlook(1.0e-3, 1e-6, 0.1)}
+    assert names(choose(nodes(4), wanted=1, max_shards=3, outlooks=slow)) == ["n1", "n2"]
+
+
+def test_choose_is_sticky_whatever_the_outlook_and_apart_before_near():
+    outlooks = {"n0": Outlook(1.0), "n1": Outlook(1.0), "n2": Outlook(1e-4), "n3": Outlook(1e-4)}
+    assert names(choose(nodes(4), wanted=1, max_shards=3, previous=["n0", "n1"], outlooks=outlooks)) == [
+        "n0",
+        "n1",
+    ]
+    alive = [node("n0", rack="a"), node("n1", rack="b"), node("n2", rack="a"), node("n3", rack="a")]
+    assert set(names(choose(alive, wanted=1, max_shards=3, outlooks=outlooks))) == {"n1", "n2"}
+
+
+def test_choose_avoided_node_gives_its_shard_to_a_spare_if_there_is_one():
+    previous = ["n0", "n1", "n2"]
+    options = {"wanted": 2, "max_shards": 3, "previous": previous}
+    assert names(choose(nodes(4), avoided={"n1"}, **options)) == ["n0", "n3", "n2"]
+    assert names(choose(nodes(3), avoided={"n1"}, **options)) == previous
+    assert names(choose(nodes(4), avoided={"n1", "n3"}, **options)) == previous
+    assert choose(nodes(3), wanted=None, max_shards=3, avoided={"n0", "n1", "n2"}).shards == 2
+
+
+def test_replacement_is_spare_available_and_apart_from_the_others():
+    alive = [
+        node("a", host="h1", rack="r1"),
+        node("b", host="h1", rack="r1"),
+        node("c", host="h2", rack="r1"),
+        node("d", host="h3", rack="r2"),
+        node("e", host="h4", rack="r3", state="draining"),
+    ]
+    assert replacement(alive, others=alive[:1], excluded={"a"}).name == "d"
+    assert replacement(alive, others=alive[:1], excluded={"a", "d"}).name == "c"
+    assert replacement(alive, others=alive[:1], excluded={"a", "c", "d"}).name == "b"
+    assert replacement(alive, others=alive[:1], excluded={"a", "b", "c", "d"}) is None
+
+
 @given(
     st.sets(st.sampled_from("abcdefgh")),
     st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6),
     st.none() | st.integers(1, 5),
     st.integers(1, 5),
     st.sets(st.sampled_from("abcdefgh"), max_size=3),
+    st.sets(st.sampled_from("abcdefgh"), max_size=5),
+    st.dictionaries(
+        st.sampled_from("abcdefgh"),
+        st.builds(
+            Outlook,
+            st.none() | st.floats(0, 10),
+            st.none() | st.floats(0, 1e-3),
+            st.none() | st.floats(0, 1),
+        ),
+    ),
 )
 def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
-    alive, previous, wanted, max_shards, excluded
+    alive, previous, wanted, max_shards, excluded, avoided, outlooks
 ):
     infos = [node(name, host=f"h{ord(name) % 3}", rack=f"r{ord(name) % 2}") for name in sorted(alive)]
     usable = alive - excluded
     try:
-        choice = choose(infos, wanted=wanted, max_shards=max_shards, previous=previous, excluded=excluded)
+        choice = choose(
+            infos,
+            wanted=wanted,
+            max_shards=max_shards,
+            previous=previous,
+            excluded=excluded,
+            avoided=avoided,
+            outlooks=outlooks,
+        )
     except TooFewNodesError:
         assert wanted is not None
         assert len(usable) < wanted + 1
@@ -121,7 +188,19 @@ def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
     assert wanted is None or (choice.shards, choice.parity) == (wanted, True)
     assert wanted is not None or choice.shards <= max_shards
     assert choice.parity or len(usable) < 2
+    welcome = usable - avoided
     if len(previous) == len(chosen):
-        assert all(new == old for new, old in zip(chosen, previous, strict=True) if old in usable)
-    again = choose(infos, wanted=wanted, max_shards=max_shards, previous=chosen, excluded=excluded)
+        assert all(new == old for new, old in zip(chosen, previous, strict=True) if old in welcome)
+    # Nobody is avoided at the price of a shard, nor used while others are free.
+    assert choice.shards == choose(infos, wanted=wanted, max_shards=max_shards, excluded=excluded).shards
+    assert len(set(chosen) & avoided) == max(0, len(chosen) - len(welcome))
+    again = choose(
+        infos,
+        wanted=wanted,
+        max_shards=max_shards,
+        previous=chosen,
+        excluded=excluded,
+        avoided=avoided,
+        outlooks=outlooks,
+    )
     assert names(again) == chosen

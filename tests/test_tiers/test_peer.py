@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from distributed.comm.core import CommClosedError, listen
 
 from fastcheck_dask.errors import ClosedError, ConfigError, NodeUnavailableError, TierError, to_wire
 from fastcheck_dask.tiers.descriptors import Descriptor
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.wire import FcsComm
 
@@ -282,6 +284,85 @@ def test_close_ends_a_request_in_flight() -> None:
             await client.close()
             with pytest.raises((NodeUnavailableError, ClosedError)):
                 await asyncio.wait_for(request, 10)
+
+    asyncio.run(main())
+
+
+# Pacing
+
+
+def test_time_that_pacing_takes_is_no_part_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        pacer = Pacer()
+        waited = asyncio.Event()
+
+        async def wait_until_free(seconds: float) -> float:
+            # Longer than the deadline, which would have passed.
+            waited.set()
+            await asyncio.sleep(0.4)
+            return 0.0
+
+        monkeypatch.setattr(pacer, "wait_until_free", wait_until_free)
+        async with node(ok, grace_seconds=0.3, floor_bytes_per_second=1e12, pacer=pacer) as client:
+            await _put(client, bytes(2**20))
+        assert waited.is_set()
+
+    asyncio.run(main())
+
+
+def test_node_that_hangs_is_unavailable_also_with_pacing() -> None:
+    async def main() -> None:
+        async with node(silence, grace_seconds=0.1, floor_bytes_per_second=1e9, pacer=Pacer(1e12)) as client:
+            with pytest.raises(NodeUnavailableError, match="in time"):
+                await asyncio.gather(*(_put(client, bytes(60 * 2**20)) for _ in range(2)))
+
+    asyncio.run(main())
+
+
+def test_large_messages_wait_while_the_network_is_busy_and_small_ones_do_not() -> None:
+    async def main() -> None:
+        pacer = Pacer()
+        pacer.set_busy(True)
+        async with node(ok, grace_seconds=20, pacer=pacer) as client:
+            await client.ping()
+            await _put(client, bytes(1000))
+            large = asyncio.create_task(_put(client, bytes(3 * 2**20)))
+            await client.ping()
+            assert not large.done()
+            sent = client.sent_bytes
+            pacer.set_busy(False)
+            await large
+            assert client.sent_bytes - sent > 3 * 2**20
+
+    asyncio.run(main())
+
+
+def test_every_byte_of_a_message_is_counted_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        pacer = Pacer(1e12)
+        taken: list[int] = []
+        assert pacer._bucket is not None
+
+        def take(nbytes: int) -> float:
+            taken.append(nbytes)
+            return 0.0
+
+        monkeypatch.setattr(pacer._bucket, "take", take)
+        async with node(ok, grace_seconds=20, pacer=pacer) as client:
+            await _put(client, bytes(3 * 2**20 + 5))
+            await _put(client, bytes(100))
+        assert taken == [2**20, 2**20, 2**20, 5, 100]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("dscp", "tos"), [(None, 0), (8, 32), (46, 184)])
+def test_dscp_marks_the_packets_of_the_client(dscp: int | None, tos: int) -> None:
+    async def main() -> None:
+        async with node(ok, dscp=dscp) as client:
+            await client.ping()
+            (comm,) = client._idle
+            assert comm.stream.socket.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == tos
 
     asyncio.run(main())
 

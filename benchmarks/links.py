@@ -1,0 +1,197 @@
+"""How much of shaped links does a save to storage nodes use, and a load, for one to three data shards?
+
+Each node and the training host get a network namespace and a link of their own. The links are shaped, the
+host's three times as fast as a node's. What is saved is noise, raw, so that the links are what is measured.
+Beside the rates stands what the links can take for N nodes; the aim is 0.9 of it. Then the links are measured
+as ``fastcheck links`` does, and the number of shards that follows has to be three.
+
+Needs root, ip netns and tc; says so and does nothing otherwise. With few cores it would be the CPU that is
+measured: ``--node-mbit`` sets the rate of a node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import console, describe, spread, table
+from fastcheck_dask import FastCheckManager
+from fastcheck_dask.config import settings
+from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.placement.bandwidth import measure
+from fastcheck_dask.tiers.peer import clients_for
+
+NODES = 4
+HOST_FACTOR = 3
+ROUNDS = 3
+#: At the rate of a node, seconds that a shard takes.
+SHARD_SECONDS = 2.0
+_PREFIX = "fcbench"
+_NODE = (
+    "import sys; from fastcheck_dask.node.process import storage; "
+    "sys.exit(storage(None, sys.argv[1], memory_bytes=2**31, name=sys.argv[2], rack=sys.argv[2], "
+    "host=sys.argv[3], insecure=True))"
+)
+
+
+def why_not() -> str | None:
+    """Say what is missing, if anything is."""
+    if os.geteuid() != 0:
+        return "root is needed to make network namespaces"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} cannot be found (iproute2)"
+    tried = subprocess.run(["ip", "netns", "add", f"{_PREFIX}T"], capture_output=True, text=True)
+    if tried.returncode:
+        return f"no network namespace can be made here: {tried.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", f"{_PREFIX}T"], check=True)
+    return None
+
+
+def _ip(namespace: str, *words: str) -> None:
+    subprocess.run(["ip", "-n", namespace, *words], check=True)
+
+
+def _link(name: str, address: str, mbit: int) -> None:
+    """Join a new namespace with the router by a link of its own, shaped at both ends."""
+    router, inner, outer = f"{_PREFIX}R", f"i{name}", f"o{name}"
+    subprocess.run(["ip", "netns", "add", f"{_PREFIX}{name}"], check=True)
+    _ip(router, "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", f"{_PREFIX}{name}")
+    _ip(router, "addr", "add", f"{address}.1/24", "dev", outer)
+    _ip(f"{_PREFIX}{name}", "addr", "add", f"{address}.2/24", "dev", inner)
+    for namespace, device in ((router, outer), (f"{_PREFIX}{name}", inner)):
+        _ip(namespace, "link", "set", device, "up")
+        shape = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"]
+        subprocess.run([*shape, "rate", f"{mbit}mbit", "burst", "256kb", "latency", "20ms"], check=True)
+    _ip(f"{_PREFIX}{name}", "link", "set", "lo", "up")
+    _ip(f"{_PREFIX}{name}", "route", "add", "default", "via", f"{address}.1")
+
+
+@contextlib.contextmanager
+def network(node_mbit: int) -> Iterator[None]:
+    """Make the namespaces: a router, ``H`` for the host, ``1`` to ``4`` for the nodes; no way out."""
+    names = ["R", "H", *(str(n) for n in range(1, NODES + 1))]
+    try:
+        subprocess.run(["ip", "netns", "add", f"{_PREFIX}R"], check=True)
+        forward = ["ip", "netns", "exec", f"{_PREFIX}R", "sysctl", "-qw", "net.ipv4.ip_forward=1"]
+        subprocess.run(forward, check=True)
+        _link("H", "10.77.0", HOST_FACTOR * node_mbit)
+        for number in range(1, NODES + 1):
+            _link(str(number), f"10.77.{number}", node_mbit)
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", f"{_PREFIX}{name}"], capture_output=True)
+
+
+@contextlib.contextmanager
+def nodes(folder: Path, coordinator: str) -> Iterator[None]:
+    """Run a storage node in each namespace."""
+    running = []
+    try:
+        for number in range(1, NODES + 1):
+            arguments = [sys.executable, "-c", _NODE, coordinator, f"n{number}", f"10.77.{number}.2"]
+            with (folder / f"n{number}.log").open("wb") as log:
+                inside = ["ip", "netns", "exec", f"{_PREFIX}{number}", *arguments]
+                running.append(subprocess.Popen(inside, stdout=log, stderr=log))
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
+    """Measure; runs in the namespace of the training host."""
+    session = connect(coordinator)
+    while len(alive := session.nodes()) < NODES:
+        time.sleep(0.1)
+    session.close()
+    links = asyncio.run(measure(alive, clients_for(settings())))
+    found: dict[str, object] = {"shards": links.shards, "out": links.out, "one": links.one}
+    for shards in (1, 2, 3):
+        nbytes = int(shards * SHARD_SECONDS * node_mbit * 1e6 / 8) // 4 * 4
+        state = {
+            f"w{i}": np.random.default_rng(i).integers(0, 2**32, nbytes // 24, np.uint32) for i in range(6)
+        }
+        options = {
+            "coordinator": coordinator,
+            "num_shards": shards,
+            "compression": "never",
+            "persist_every": 0,
+            "encoders": 1,
+            "chunk_bytes": "1 MiB",
+        }
+        saves, loads = [], []
+        with FastCheckManager(folder / f"c{shards}", local_dir=folder / "local", **options) as manager:
+            for number in range(ROUNDS):
+                handle = manager.save_async(state, f"s{number}").wait("peers")
+                saves.append(handle.stats["sent_bytes"] / handle.stats["save_seconds"])
+        for number in range(ROUNDS):
+            elsewhere = folder / f"other{shards}{number}"
+            with FastCheckManager(folder / f"c{shards}", local_dir=elsewhere, **options) as manager:
+                manager.load()
+                assert manager.last_load is not None
+                assert manager.last_load.source == "peers"
+                loads.append(manager.last_load.received_bytes / manager.last_load.seconds)
+        found[str(shards)] = {"saves": saves, "loads": loads}
+    return found
+
+
+def _row(shards: int, found: dict[str, list[float]], node: float) -> list[str]:
+    # The parity goes out as well; and comes in only when something was lost.
+    most_out, most_in = min(shards + 1, HOST_FACTOR) * node, min(shards, HOST_FACTOR) * node
+    row = [str(shards)]
+    for rates, most in ((found["saves"], most_out), (found["loads"], most_in)):
+        row += [f"{most / 1e6:.0f}", spread(rates, "", 1e-6), f"{sorted(rates)[len(rates) // 2] / most:.2f}"]
+    return row
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--node-mbit", type=int, default=1000, help="rate of a node's link")
+    parser.add_argument("--inside", nargs=2, metavar=("FOLDER", "COORDINATOR"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside is not None:
+        folder, coordinator = arguments.inside
+        print(json.dumps(inside(Path(folder), coordinator, arguments.node_mbit)))
+        return
+    if (missing := why_not()) is not None:
+        console.print(f"links are not measured: {missing}")
+        return
+    console.print(describe())
+    with tempfile.TemporaryDirectory() as name, network(arguments.node_mbit):
+        coordinator = f"sqlite:///{name}/coordinator.db"
+        with nodes(Path(name), coordinator):
+            command = [sys.executable, "-m", "benchmarks.links", "--node-mbit", str(arguments.node_mbit)]
+            command = ["ip", "netns", "exec", f"{_PREFIX}H", *command, "--inside", name, coordinator]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(output.splitlines()[-1])
+    node = arguments.node_mbit * 1e6 / 8
+    table(
+        f"MB/s over shaped links: {arguments.node_mbit} Mbit/s a node, {HOST_FACTOR} times that at the host",
+        ["N", "save: shaped", "reached", "share", "load: shaped", "reached", "share"],
+        [_row(shards, found[str(shards)], node) for shards in (1, 2, 3)],
+    )
+    console.print(
+        f"measured: {found['out'] / 1e6:.0f} MB/s to all nodes at once, {found['one'] / 1e6:.0f} to one; "
+        f"automatic number of shards: {found['shards']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Which nodes a save goes to: what the agent knows of them, and of the links."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.config import Settings
+from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo
+from fastcheck_dask.errors import CoordinationError, FastCheckError, TierFullError, TooFewNodesError
+from fastcheck_dask.placement.bandwidth import SHARDS_CAP, measure
+from fastcheck_dask.placement.outlook import SlowNodes
+from fastcheck_dask.placement.policy import Choice, choose, replacement
+from fastcheck_dask.placement.probe import Prober
+from fastcheck_dask.tiers.peer import clients_for
+
+log = logging.getLogger(__name__)
+
+#: A node that failed is not chosen again for this long, in seconds, unless there is no other.
+_SUSPECT_SECONDS = 30.0
+
+
+class Placing:
+    """Chooses the nodes of the saves of one agent. Belongs to its event loop.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the agent.
+    coordinator : Coordinator
+        Knows the registered nodes.
+    wanted_shards : int or None
+        Data shards if they were given explicitly.
+    states : NodeStates, optional
+        Tells the present states of nodes; without it they are those of the registry.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        coordinator: Coordinator,
+        *,
+        wanted_shards: int | None,
+        states: NodeStates | None = None,
+    ) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._wanted = wanted_shards
+        self._states = states
+        self._slow = SlowNodes()
+        # The connections of probes are their own: a ping shall not queue behind a chunk.
+        self._prober = Prober(clients_for(settings))
+        self._probing: asyncio.Task[None] | None = None
+        self._measured_shards: int | None = None
+        self._suspects: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begin to ask nodes how they are, whenever there are saves."""
+        self._probing = asyncio.create_task(self._prober.run())
+
+    def observe(self, transfers: Mapping[str, tuple[int, float]]) -> None:
+        """Take note of what a save sent to each node, in bytes and seconds."""
+        self._slow.observe(transfers)
+        self._prober.transferred(transfers)
+
+    async def choose(
+        self, latest: CommitRecord | None, excluded: set[str], cause: FastCheckError | None
+    ) -> Choice:
+        """Choose the nodes of a save.
+
+        Parameters
+        ----------
+        latest : CommitRecord or None
+            The newest committed generation: placement is sticky.
+        excluded : set of str
+            Nodes that failed during this save.
+        cause : FastCheckError or None
+            Why it is tried again.
+
+        Raises
+        ------
+        TooFewNodesError, TierFullError
+            If an explicit number of shards cannot be had.
+        CoordinationError
+            If the coordinator cannot be asked.
+        """
+        alive = await self._alive()
+        self._prober.wake(alive)
+        suspects = self._suspected()
+        arguments: dict[str, Any] = {
+            "wanted": self._wanted,
+            "max_shards": await self._max_shards(alive),
+            "previous": latest.nodes if latest else (),
+            "avoided": self._slow.avoided,
+            "outlooks": self._prober.outlooks,
+        }
+        try:
+            choice = choose(alive, excluded=suspects | excluded, **arguments)
+        except TooFewNodesError:
+            try:
+                choice = choose(alive, excluded=excluded, **arguments)
+            except TooFewNodesError as error:
+                # Nodes that are alive and full are not "too few": say what really stood in the way.
+                raise (cause if isinstance(cause, TierFullError) else error) from cause
+        if cause is not None and choice.degraded is None and choice.shards == 0:
+            return Choice(0, False, (), str(cause))
+        return choice
+
+    async def _alive(self) -> Sequence[NodeInfo]:
+        """Return the registered nodes, with their newest states."""
+        alive = await asyncio.to_thread(self._coordinator.nodes)
+        return alive if self._states is None else await self._states.of(alive)
+
+    async def _max_shards(self, alive: Sequence[NodeInfo]) -> int:
+        """Return the most data shards of automatic choice: by the links, if they are measured."""
+        nodes = [node for node in alive if node.state == "available"][: SHARDS_CAP + 1]
+        if self._measured_shards is not None or not (self._settings.measure_links and nodes):
+            return self._measured_shards or self._settings.max_shards
+        try:
+            found = await measure(nodes, clients_for(self._settings))
+        except FastCheckError as error:
+            log.warning("up to %d shards, the links cannot be measured: %s", self._settings.max_shards, error)
+            return self._settings.max_shards
+        self._measured_shards = found.shards
+        log.info(
+            "%d data shards: %.0f MB/s go out to all nodes at once, and %.0f MB/s to one of them (median)",
+            found.shards,
+            found.out / 1e6,
+            found.one / 1e6,
+        )
+        return found.shards
+
+    async def substitute(
+        self, others: Sequence[NodeInfo], taken: Collection[str], failed: NodeInfo, error: FastCheckError
+    ) -> NodeInfo | None:
+        """Choose a node for a shard whose node failed in the middle of a save."""
+        self.suspect(failed.name)
+        try:
+            alive = await self._alive()
+        except CoordinationError as away:
+            log.warning("no node can be found in place of %s (%s): %s", failed.name, error, away)
+            return None
+        suspected = self._suspected() | set(taken)
+        choose_from = partial(replacement, alive, others=others, outlooks=self._prober.outlooks)
+        return choose_from(excluded=suspected | self._slow.avoided) or choose_from(excluded=taken)
+
+    def suspect(self, name: str) -> None:
+        """Note that a node failed."""
+        self._suspects[name] = time.monotonic() + _SUSPECT_SECONDS
+
+    def _suspected(self) -> set[str]:
+        now = time.monotonic()
+        return {name for name, until in self._suspects.items() if until > now}
+
+    async def close(self) -> None:
+        """Ask no more. Idempotent."""
+        if self._states is not None:
+            self._states.close()
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""What `fastcheck links` says, of made-up rates and of real nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fastcheck_dask.cli import main
+from fastcheck_dask.manager.links_report import conclusions
+from fastcheck_dask.placement import bandwidth
+from fastcheck_dask.placement.bandwidth import Bandwidths
+from fastcheck_dask.testing.faults import FaultyCluster
+
+
+def found(ratio: float, nodes: int) -> Bandwidths:
+    rates = {f"n{number}": 125e6 for number in range(nodes)}
+    return Bandwidths(rates, rates, 125e6 * ratio, 125e6 * ratio)
+
+
+def test_conclusions_give_the_number_and_its_reason() -> None:
+    first, *others = conclusions(found(2.97, 6), nodes=6, encoders=3)
+    assert first.startswith("num_shards=3: 371 MB/s go out to all nodes at once and 125 MB/s to one of them")
+    assert "2.97 nodes" in first
+    assert others == [conclusions(found(2.97, 6), nodes=6, encoders=3)[-1]]
+    assert "each has to encode 124 MB/s" in others[0]
+
+
+@pytest.mark.parametrize(("ratio", "nodes", "says"), [(2.97, 3, "start 1 more"), (3.9, 4, "start 1 more")])
+def test_conclusions_too_few_nodes_say_so(ratio: float, nodes: int, says: str) -> None:
+    assert any(says in line for line in conclusions(found(ratio, nodes), nodes=nodes, encoders=1))
+
+
+def test_links_measures_registered_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(bandwidth, "MEASURED_SECONDS", 0.02)
+    with FaultyCluster(tmp_path, 2) as nodes:
+        result = CliRunner().invoke(main, ["links", "--coordinator", nodes.coordinator])
+    assert result.exit_code == 0, result.output
+    assert "n0" in result.output
+    assert "all at once" in result.output
+    assert "num_shards=" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [([], 2, "--scheduler or --coordinator"), (["--coordinator", "sqlite:///{}/c.db"], 1, "start some")],
+)
+def test_links_without_nodes_says_what_to_do_in_one_line(
+    tmp_path: Path, options: list[str], status: int, says: str
+) -> None:
+    with contextlib.chdir(tmp_path):
+        result = CliRunner().invoke(main, ["links", *(o.format(tmp_path) for o in options)])
+    assert result.exit_code == status
+    assert says in result.output
+    assert len(result.output.strip().splitlines()) == 1
