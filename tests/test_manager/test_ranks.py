@@ -256,7 +256,7 @@ def test_one_rank_alone_has_its_nodes_full_all_are_told(world: Any, tmp_path: Pa
         ranks = world(2, coordinator=cluster.coordinator, num_shards=1, persist_every=0)
         ranks.save(1, level="peers")
         for store in cluster.stores.values():
-            store.limit_bytes = store.used_bytes + 2**16
+            store._holdings.limit_bytes = store.used_bytes + 2**16
         small = ranks.managers[0].save_async({"w": part(0, 2), "step": 2}, "t2")
         large = ranks.managers[1].save_async({"w": part(1, 2, 2**20), "step": 2}, "t2")
         assert "too small" in str(large.exception(timeout=60))
