@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from typing import TypeVar
 
 import numpy as np
@@ -21,8 +22,11 @@ from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-#: Chunks that are read at once: reading waits for the store, and decoding is done outside the GIL.
+#: Objects that are read at once: reading waits for the store, and decoding is done outside the GIL.
 READERS = 4
+#: What a reader takes at a time: handing over small objects one by one costs more than reading them.
+_BATCH_ITEMS = 16
+_BATCH_BYTES = 2**20
 
 
 class ChunkReader:
@@ -83,7 +87,7 @@ class ChunkReader:
             else:
                 np.copyto(target, self.read(chunk)[first - chunk.offset : last - chunk.offset])
 
-        for _ in in_order(wanted, place):
+        for _ in in_order(wanted, place, nbytes=lambda chunk: chunk.nbytes):
             pass
         return out
 
@@ -122,21 +126,57 @@ def decoded(payload: Bits, chunk: Chunk, *, want: str, where: str, out: Bits | N
 
 
 def in_order(
-    items: Iterable[_Item], action: Callable[[_Item], _Result], *, readers: int = READERS
+    items: Iterable[_Item],
+    action: Callable[[_Item], _Result],
+    *,
+    nbytes: Callable[[_Item], int] = lambda _: _BATCH_BYTES,
 ) -> Iterator[_Result]:
     """Yield what an action returns for each item, in order, several being worked on at once.
 
-    No more results wait than there are readers: the memory does not grow with the number of items. What an
-    action raises is raised here.
+    Parameters
+    ----------
+    items : iterable
+        Whatever the action takes.
+    action : callable
+        Is called from several threads; what it raises is raised here.
+    nbytes : callable
+        Says how large an item is: small ones are handed over together.
+
+    Notes
+    -----
+    No more results wait than the readers have under way: the memory does not grow with the number of items.
     """
-    queue: deque[Future[_Result]] = deque()
-    pool = ThreadPoolExecutor(readers)
+
+    def work(batch: list[_Item]) -> list[_Result]:
+        return [action(item) for item in batch]
+
+    batches = _batches(items, nbytes)
+    some = list(islice(batches, 2))
+    if len(some) < 2:
+        for batch in some:
+            yield from map(action, batch)
+        return
+    queue: deque[Future[list[_Result]]] = deque()
+    pool = ThreadPoolExecutor(READERS)
     try:
-        for item in items:
-            queue.append(pool.submit(action, item))
-            if len(queue) > readers:
-                yield queue.popleft().result()
+        for batch in chain(some, batches):
+            queue.append(pool.submit(work, batch))
+            if len(queue) > READERS:
+                yield from queue.popleft().result()
         while queue:
-            yield queue.popleft().result()
+            yield from queue.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _batches(items: Iterable[_Item], nbytes: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += nbytes(item)
+        if len(batch) == _BATCH_ITEMS or total >= _BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch

@@ -10,13 +10,14 @@ from fastcheck_codecs import PrefixIndex
 
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import FastCheckError
-from fastcheck_dask.inspection.chunks import ChunkReader
+from fastcheck_dask.inspection.chunks import ChunkReader, in_order
 from fastcheck_dask.inspection.verification import Fault, Verified, exact_objects
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
-from fastcheck_dask.layout.zarr_tree import manifest_path
+from fastcheck_dask.layout.state import inline_arrays
+from fastcheck_dask.layout.zarr_tree import DOCUMENT, manifest_path, root_document
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
 
 log = logging.getLogger(__name__)
@@ -190,3 +191,35 @@ class _Copies:
             except FastCheckError:
                 continue
         return None
+
+
+def repair_marker(folder: CheckpointFolder, directory: str) -> bool:
+    """Write a damaged commit marker anew, if the checkpoint proves by itself which one it was.
+
+    That there is a marker proves the commit, be it unreadable; the root group's document, which was written
+    next to last, names the manifest. With both intact, and every chunk, only one marker is possible.
+
+    Returns
+    -------
+    bool
+        Whether it was written.
+    """
+    path = marker_path(directory)
+    try:
+        if not folder.store.exists(path):
+            return False
+        data = folder.store.read(manifest_path(directory))
+        manifest = Manifest.from_bytes(data, where=manifest_path(directory))
+        marker = CommitMarker.of(manifest, data)
+        root = root_document(manifest, list(inline_arrays(manifest.tree)))
+        if marker.directory != directory or folder.store.read(f"{directory}/{DOCUMENT}") != root:
+            return False
+        reader = ChunkReader(folder, manifest)
+        for _ in in_order(manifest.chunks.values(), reader.read, nbytes=lambda chunk: chunk.nbytes):
+            pass
+    except FastCheckError as error:
+        log.warning("the commit marker of %s cannot be made again: %s", directory, error)
+        return False
+    folder.store.write(path, marker.to_bytes())
+    folder.store.sync(path)
+    return True

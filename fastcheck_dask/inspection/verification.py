@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from fastcheck_codecs import PrefixIndex, encode_raw_into, max_encoded_nbytes
+
+from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.errors import FastCheckError, ShardUnavailableError
-from fastcheck_dask.inspection.chunks import ChunkReader, in_order
+from fastcheck_dask.inspection.chunks import ChunkReader, decoded, in_order
 from fastcheck_dask.inspection.leftovers import Kind, find
 from fastcheck_dask.layout.chunks import Chunk
+from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
@@ -28,6 +33,8 @@ class Fault(StrEnum):
     UNEXPECTED = "unexpected"
     #: A checkpoint that is complete, and that no marker makes one.
     UNMARKED = "unmarked"
+    #: It decodes to what was saved, and is not what this version writes.
+    ODD = "odd"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,13 @@ class Verified:
         return not any(problem.fatal for problem in self.problems)
 
 
-def verify(folder: CheckpointFolder, marker: CommitMarker, *, advance: Advance = lambda _: None) -> Verified:
+def verify(
+    folder: CheckpointFolder,
+    marker: CommitMarker,
+    *,
+    strict: bool = False,
+    advance: Advance = lambda _: None,
+) -> Verified:
     """Verify one committed checkpoint.
 
     Parameters
@@ -73,6 +86,10 @@ def verify(folder: CheckpointFolder, marker: CommitMarker, *, advance: Advance =
         Where it lies.
     marker : CommitMarker
         Of the checkpoint.
+    strict : bool
+        Also encode every chunk again: a chunk has bits that do not matter (padding), and if those were
+        changed it decodes to what was saved all the same. Takes several times as long, and complains of
+        what another version has written.
     advance : callable
         Is called with the raw bytes of each chunk after it was verified.
 
@@ -93,15 +110,21 @@ def verify(folder: CheckpointFolder, marker: CommitMarker, *, advance: Advance =
     reader = ChunkReader(folder, manifest)
 
     def check(chunk: Chunk) -> Problem | None:
+        name = f"{marker.directory}/{chunk.key}"
         try:
-            reader.read(chunk)
+            payload = folder.read_chunk(marker.directory, chunk.key)
+            bits = decoded(payload, chunk, want=manifest.digests[chunk.key], where=reader.where)
         except FastCheckError as error:
-            return _problem(f"{marker.directory}/{chunk.key}", error, fatal=True)
+            return _problem(name, error, fatal=True)
         finally:
             advance(chunk.nbytes)
+        if strict and not _is_canonical(payload, bits, codec_dtype(chunk.dtype)):
+            detail = "it decodes to what was saved, in other bytes than this version of FastCheck writes"
+            return Problem(name, Fault.ODD, detail, fatal=False)
         return None
 
-    problems += [found for found in in_order(manifest.chunks.values(), check) if found is not None]
+    checked = in_order(manifest.chunks.values(), check, nbytes=lambda chunk: chunk.nbytes)
+    problems += [found for found in checked if found is not None]
     problems += _unexpected(folder, marker.directory, {*exact, *manifest.chunks})
     objects = 2 + len(exact) + len(manifest.chunks)
     return Verified(
@@ -134,6 +157,14 @@ def exact_objects(manifest: Manifest) -> dict[str, bytes]:
     return documents(manifest, inline) | inline_chunks(inline)
 
 
+def _is_canonical(payload: Bits, bits: Bits, dtype: str) -> bool:
+    """Say whether a payload is, byte for byte, one of those that a save makes of these bits."""
+    if np.array_equal(payload, PrefixIndex(dtype=dtype).encode(bits)):
+        return True
+    out = np.empty(max_encoded_nbytes(bits.size), np.uint8)
+    return np.array_equal(payload, out[: encode_raw_into(bits, out, dtype=dtype)])
+
+
 def _verify_marker(folder: CheckpointFolder, marker: CommitMarker) -> list[Problem]:
     """Compare the marker's bytes: others that mean the same were not written by FastCheck."""
     path = marker_path(marker.directory)
@@ -161,7 +192,8 @@ def _verify_exact(folder: CheckpointFolder, directory: str, exact: dict[str, byt
         detail = f"{size:,} bytes that are not the {len(wanted):,} that its manifest gives"
         return Problem(name, Fault.DAMAGED, detail, fatal=False)
 
-    return [found for found in in_order(exact.items(), check) if found is not None]
+    checked = in_order(exact.items(), check, nbytes=lambda item: len(item[1]))
+    return [found for found in checked if found is not None]
 
 
 def _unexpected(folder: CheckpointFolder, directory: str, wanted: set[str]) -> list[Problem]:

@@ -48,6 +48,15 @@ class Checkpoints:
     state = staticmethod(small_state)
 
     @staticmethod
+    def same(left: Any, right: Any) -> bool:
+        """Say whether two states of this kind have the same bits."""
+        if isinstance(left, dict):
+            return left.keys() == right.keys() and all(Checkpoints.same(left[k], right[k]) for k in left)
+        if isinstance(left, np.ndarray):
+            return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+        return bool(type(left) is type(right) and left == right)
+
+    @staticmethod
     def save(location: str, tag: str = "t1", *, generation: int = 1, **options: Any) -> Manifest:
         """Write the small state of a generation."""
         state = options.pop("state", None)
