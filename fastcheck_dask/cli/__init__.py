@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import click
 
-from fastcheck_dask.cli import demo, links, status, storage, tune, zookeeper
+from fastcheck_dask.cli import (
+    comparison,
+    demo,
+    exchange,
+    links,
+    listing,
+    status,
+    storage,
+    tune,
+    verification,
+    zookeeper,
+)
 from fastcheck_dask.cli.command import Group
 from fastcheck_dask.version import __version__
 
@@ -19,11 +30,19 @@ def main() -> None:
     """Checkpoints in three tiers: shared memory, storage nodes with parity, object storage."""
 
 
+main.add_command(comparison.bisect)
+main.add_command(comparison.diff)
 main.add_command(demo.demo)
+main.add_command(exchange.export)
+main.add_command(exchange.import_)
 main.add_command(links.links)
+main.add_command(listing.inspect)
+main.add_command(listing.ls)
 main.add_command(status.status)
 main.add_command(storage.storage)
 main.add_command(tune.tune)
+main.add_command(verification.gc)
+main.add_command(verification.verify)
 main.add_command(zookeeper.zookeeper)
 
 

@@ -128,6 +128,12 @@ class LazyArray:
         tensor = revive("torch", self._bits(0, spec.nbytes), dtype=self.dtype, shape=spec.shape)
         return tensor.expand(self.shape) if self._entry.expanded else tensor
 
+    def read_bytes(self, span: tuple[int, int]) -> memoryview:
+        """Return a range of the bytes of its elements, in C order."""
+        if self._entry.expanded:
+            return memoryview(np.ascontiguousarray(self.numpy())).cast("B")[slice(*span)]
+        return self._bits(*span).data
+
     def __array__(
         self,
         dtype: npt.DTypeLike | None = None,

@@ -6,6 +6,7 @@ import pytest
 from fastcheck_dask.errors import LayoutError
 from fastcheck_dask.inspection.bisection import first_bad
 from fastcheck_dask.inspection.location import open_folder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.object_store import open_store
 
@@ -15,7 +16,8 @@ def search(folder, checkpoints):
     """Return a function that saves one checkpoint for each state and looks through them."""
 
     def found(states, tensor=None, **options):
-        for generation, state in enumerate(states, 1):
+        known = len(CheckpointFolder(open_store(folder)).committed())
+        for generation, state in list(enumerate(states, 1))[known:]:
             checkpoints.save(folder, f"t{generation}", generation=generation, state=state)
         opened, _ = open_folder(folder)
         return first_bad(opened, opened.committed(), tensor, **options)
