@@ -191,7 +191,7 @@ def _places(folder: Path, storage: dict[Any, Any]) -> dict[tuple[str, tuple[int,
             raise UnknownFormatError(
                 f"its files were transformed by {info.state['transform_descriptors']}; save it again without"
             )
-        offset = index.state["offset"]
+        offset = index.state.get("offset")
         piece = _Piece(folder / relative, int(info.state["offset"]), int(info.state["length"]))
         if piece.start < 0 or piece.nbytes < 0 or piece.start + piece.nbytes > piece.file.stat().st_size:
             raise CorruptDataError(f"{piece.file} is shorter than it says")
