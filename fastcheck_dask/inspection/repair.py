@@ -11,7 +11,7 @@ from fastcheck_codecs import PrefixIndex
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.inspection.chunks import ChunkReader, in_order
-from fastcheck_dask.inspection.verification import Fault, Verified, exact_objects
+from fastcheck_dask.inspection.verification import Fault, Verified, exact_objects, verify
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
@@ -76,10 +76,13 @@ def repair(folder: CheckpointFolder, marker: CommitMarker, found: Verified, sour
     right, and is written in place of the damaged one, all at once. What is unexpected is left where it is.
     """
     done = Repaired()
-    names = {problem.name for problem in found.problems if problem.fault is not Fault.UNEXPECTED}
+    names = _to_repair(found)
     manifest = _manifest(folder, marker, names, sources, done)
     if manifest is None:
         return done
+    if done.repaired:
+        # Without its manifest, nothing else could be verified.
+        names = _to_repair(verify(folder, marker))
     if (path := marker_path(marker.directory)) in names:
         folder.store.write(path, marker.to_bytes())
         done.repaired.append(f"{path} from its manifest")
@@ -91,6 +94,10 @@ def repair(folder: CheckpointFolder, marker: CommitMarker, found: Verified, sour
     _repair_chunks(folder, manifest, marker.directory, wanted, sources, done)
     folder.store.sync(marker.directory)
     return done
+
+
+def _to_repair(found: Verified) -> set[str]:
+    return {problem.name for problem in found.problems if problem.fault is not Fault.UNEXPECTED}
 
 
 def _manifest(

@@ -157,3 +157,10 @@ def test_lost_marker_is_never_made_again(found):
     found.store.delete(MARKER)
     assert not repair_marker(found, "00000001-t1")
     assert found.committed() == []
+
+
+def test_chunk_that_is_missing_behind_a_missing_manifest_is_repaired_too(found, copy):
+    for name in (CHUNK, MANIFEST, "00000001-t1/zarr.json"):
+        found.store.delete(name)
+    done, after = mended(found, Sources([copy]))
+    assert (len(done.repaired), after.intact) == (3, True)
