@@ -37,8 +37,10 @@ def ls(ctx: click.Context, url: str, *, as_json: bool) -> None:
 
 
 def _show_overview(console: Console, found: Overview) -> None:
+    from fastcheck_dask.inspection.location import of_ranks
+
     if not found.checkpoints:
-        console.print(f"{found.location} has no committed checkpoint", markup=False)
+        console.print(f"{found.location} has no committed checkpoint{of_ranks(found.location)}", markup=False)
     else:
         rows = table(">generation", "tag", ">step", "created (UTC)", ">arrays", ">raw", ">stored", "complete")
         for c in found.checkpoints:

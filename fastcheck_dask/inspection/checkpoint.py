@@ -129,9 +129,11 @@ class LazyArray:
         return tensor.expand(self.shape) if self._entry.expanded else tensor
 
     def read_bytes(self, span: tuple[int, int]) -> memoryview:
-        """Return a range of the bytes of its elements, in C order."""
+        """Return a range of the bytes of its elements, in C order; it begins and ends between elements."""
         if self._entry.expanded:
-            return memoryview(np.ascontiguousarray(self.numpy())).cast("B")[slice(*span)]
+            # The whole may be far larger than what is stored.
+            first, last = (at // self._entry.spec.itemsize for at in span)
+            return self.numpy().flat[first:last].view(np.uint8).data
         return self._bits(*span).data
 
     def __array__(

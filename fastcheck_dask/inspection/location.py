@@ -10,6 +10,7 @@ from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
 from fastcheck_dask.ids import is_url, normalised, parse_directory_name, parted
 from fastcheck_dask.layout.zarr_tree import PRIVATE
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
+from fastcheck_dask.tiers.joint_marker import JointFolder, location_of_rank
 from fastcheck_dask.tiers.object_store import open_store
 
 #: Tags that an error names.
@@ -90,7 +91,18 @@ def choose(
     more = f" and {len(committed) - _SHOWN_TAGS} older ones" if len(committed) > _SHOWN_TAGS else ""
     raise CheckpointNotFoundError(
         f"{folder.store.location} has no committed checkpoint{f' {wanted!r}' if wanted else ''}; the newest "
-        f"tags are: {tags}{more}"
+        f"tags are: {tags}{more}{'' if committed else of_ranks(folder.store.location)}"
+    )
+
+
+def of_ranks(location: str) -> str:
+    """Return where the checkpoints of a run with several ranks lie; empty for a location of no such run."""
+    markers = JointFolder(location).markers()
+    if not markers:
+        return ""
+    return (
+        f"; {markers[-1].world_size} ranks save here, each into a folder of its own: name one of them, "
+        f"{location_of_rank(location, 0)}"
     )
 
 

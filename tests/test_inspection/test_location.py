@@ -6,6 +6,7 @@ import pytest
 
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
 from fastcheck_dask.inspection.location import choose, open_folder
+from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker, location_of_rank
 
 
 def test_location_that_is_not_there_is_refused_and_not_made(tmp_path):
@@ -74,3 +75,16 @@ def test_choose_names_a_few_of_many_tags(folder, checkpoints):
     found, _ = open_folder(folder)
     with pytest.raises(CheckpointNotFoundError, match=r"t11, .* t4 and 3 older ones"):
         choose(found, found.committed(), "x")
+
+
+def test_location_of_several_ranks_says_where_each_saves(location, checkpoints):
+    part = location_of_rank(location, 0)
+    manifest = checkpoints.save(part)
+    marker = JointMarker(1, "t1", 1, 1.0, (manifest.token,), (1,))
+    assert JointFolder(location).publish(marker)
+    found, _ = open_folder(location)
+    with pytest.raises(CheckpointNotFoundError, match="1 ranks save here") as told:
+        choose(found, found.committed(), None)
+    assert part.partition("?")[0] in str(told.value)
+    of_one, _ = open_folder(part)
+    assert choose(of_one, of_one.committed(), None).tag == "t1"
