@@ -23,8 +23,10 @@ from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
 
-SHARE = {"folder": 10, "s3": 1}
 MUTATIONS = int(os.environ.get("FASTCHECK_MUTATIONS", "330"))
+BLOCK = 30
+#: Of each block of mutations: where, and the seed. Every tenth is in S3.
+BLOCKS = [("folder" if seed % 10 else "s3", seed) for seed in range(-(-MUTATIONS // BLOCK))]
 
 
 class _Bomb:
@@ -103,12 +105,11 @@ def named(folder: CheckpointFolder, *, strict: bool = True) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "seed"), BLOCKS)
 def test_any_mutation_of_one_object_is_named_and_nothing_wrong_returned(
-    request, tmp_path, location, checkpoints
+    request, tmp_path, kind, seed, checkpoints
 ):
-    kind = "s3" if location.startswith("s3:") else "folder"
-    count = MUTATIONS * SHARE[kind] // sum(SHARE.values())
+    location = request.getfixturevalue("folder" if kind == "folder" else "s3_location")
     checkpoints.save(location, "t1")
     folder = CheckpointFolder(open_store(location))
     store = folder.store
@@ -117,13 +118,13 @@ def test_any_mutation_of_one_object_is_named_and_nothing_wrong_returned(
     state, plain = checkpoints.state(1), opened(location)
     trap = tmp_path / "executed"
     bomb = pickle.dumps(_Bomb(trap))
-    rng = random.Random(7)
+    rng = random.Random(seed)
     # Without the fsyncs of the store.
     write = store.write if kind == "s3" else lambda name, data: (Path(location) / name).write_bytes(data)
     refused = exact = 0
     assert named(folder) == set()
     with LocalTier("run", tmp_path / "shm") as local:
-        for number in range(count):
+        for number in range(BLOCK):
             name = rng.choice(names)
             mutate = rng.choice([*MUTATE, None])
             other = whole[rng.choice(names)]
@@ -134,7 +135,7 @@ def test_any_mutation_of_one_object_is_named_and_nothing_wrong_returned(
                 store.delete(name)
             else:
                 write(name, harmed)
-            told = f"mutation {number}: {getattr(mutate, '__name__', 'delete')} of {name}"
+            told = f"mutation {number} of seed {seed}: {getattr(mutate, '__name__', 'delete')} of {name}"
             plainly = named(folder, strict=False)
             found = plainly or named(folder)
             assert found, told
@@ -159,8 +160,9 @@ def test_any_mutation_of_one_object_is_named_and_nothing_wrong_returned(
             write(name, whole[name])
     assert named(folder) == set()
     assert not trap.exists()
-    assert refused > count // 4
-    assert exact > count // 8
+    # Both ways have to occur: some objects are for other readers only.
+    assert refused
+    assert exact
 
 
 def test_swapped_chunks_are_both_named(location, checkpoints):
