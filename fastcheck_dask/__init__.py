@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any
 from fastcheck_dask.version import __version__
 
 if TYPE_CHECKING:
+    from fastcheck_dask.inspection import Checkpoint, LazyArray, open_checkpoint
     from fastcheck_dask.manager import FastCheckManager, LoadReport, SaveHandle
 
-__all__ = ["FastCheckManager", "LoadReport", "SaveHandle", "__version__"]
+__all__ = [
+    "Checkpoint",
+    "FastCheckManager",
+    "LazyArray",
+    "LoadReport",
+    "SaveHandle",
+    "__version__",
+    "open_checkpoint",
+]
+_OF_INSPECTION = ("Checkpoint", "LazyArray", "open_checkpoint")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("fastcheck_dask.manager"), name)
+        package = "inspection" if name in _OF_INSPECTION else "manager"
+        return getattr(importlib.import_module(f"fastcheck_dask.{package}"), name)
     raise AttributeError(f"module 'fastcheck_dask' has no attribute {name!r}")

@@ -30,7 +30,7 @@ from fastcheck_dask.layout.zarr_tree import (
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.store import ObjectStore, Payload
 
-__all__ = ["CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey"]
+__all__ = ["CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class CheckpointFolder:
         if self.store.read(f"{directory}/{DOCUMENT}") != root:
             raise CorruptDataError(f"{directory}/{DOCUMENT} in {self.store.location}: read back other bytes")
         self.store.sync(f"{directory}/{DOCUMENT}")
-        if not self.store.create(_marker_path(directory), marker.to_bytes()):
+        if not self.store.create(marker_path(directory), marker.to_bytes()):
             present = self.marker(directory)
             if present is None:
                 raise CommitConflictError(f"{directory} in {self.store.location}: its marker comes and goes")
@@ -160,7 +160,7 @@ class CheckpointFolder:
         """
         if parse_directory_name(directory) is None:
             raise ConfigError(f"{directory!r} is not the directory of a checkpoint")
-        if self.store.exists(_marker_path(directory)):
+        if self.store.exists(marker_path(directory)):
             raise CommitConflictError(
                 f"{directory} in {self.store.location} has a commit marker, so it is no leftover"
             )
@@ -196,8 +196,8 @@ class CheckpointFolder:
         """Remove a checkpoint, the marker first: it is never visible in part. Idempotent."""
         if parse_directory_name(directory) is None:
             raise ConfigError(f"{directory!r} is not the directory of a checkpoint")
-        self.store.delete(_marker_path(directory))
-        self.store.sync(_marker_path(directory))
+        self.store.delete(marker_path(directory))
+        self.store.sync(marker_path(directory))
         self._remove_data(directory)
 
     def marker(self, directory: str) -> CommitMarker | None:
@@ -208,7 +208,7 @@ class CheckpointFolder:
         CorruptDataError
             If the marker is damaged, or names another checkpoint.
         """
-        path = _marker_path(directory)
+        path = marker_path(directory)
         where = f"{path} in {self.store.location}"
         try:
             if self.store.size(path) > _MARKER_LIMIT_BYTES:
@@ -329,5 +329,6 @@ class CheckpointFolder:
         self.store.delete(manifest_path(directory))
 
 
-def _marker_path(directory: str) -> str:
+def marker_path(directory: str) -> str:
+    """Return where the commit marker of a checkpoint lies, relative to the location."""
     return f"{_COMMITS}/{directory}{_SUFFIX}"

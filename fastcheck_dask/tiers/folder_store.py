@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.ids import normalised
-from fastcheck_dask.tiers.store import Payload, check_store_name, flat_view
+from fastcheck_dask.tiers.store import Payload, Stored, check_store_name, flat_view
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +149,29 @@ class FolderStore:
         def attempt() -> tuple[str, ...]:
             self._require_root()
             return tuple(sorted(str(found.relative_to(self._root)) for found in _files(top)))
+
+        return self._repeat(attempt, top)
+
+    def listing(self, prefix: str) -> tuple[Stored, ...]:
+        """See :meth:`ObjectStore.listing`."""
+        return self._described(self._resolve(prefix) if prefix else self._root, temporaries=False)
+
+    def temporaries(self) -> tuple[Stored, ...]:
+        """See :meth:`ObjectStore.temporaries`."""
+        return self._described(self._root, temporaries=True)
+
+    def _described(self, top: Path, *, temporaries: bool) -> tuple[Stored, ...]:
+        def attempt() -> tuple[Stored, ...]:
+            self._require_root()
+            described = []
+            for found in _files(top, temporaries=temporaries):
+                # It may have been removed, or renamed, since its folder was read.
+                with suppress(*_ABSENT):
+                    status = found.stat()
+                    described.append(
+                        Stored(str(found.relative_to(self._root)), status.st_size, status.st_mtime)
+                    )
+            return tuple(sorted(described))
 
         return self._repeat(attempt, top)
 

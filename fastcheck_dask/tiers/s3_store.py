@@ -22,7 +22,7 @@ from obstore.store import S3Store as Client
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.tiers.byte_window import ByteWindow
 from fastcheck_dask.tiers.s3_location import OPTIONS, S3Location
-from fastcheck_dask.tiers.store import Payload, check_store_name, flat_view
+from fastcheck_dask.tiers.store import Payload, Stored, check_store_name, flat_view
 
 logger = logging.getLogger(__name__)
 
@@ -134,14 +134,27 @@ class S3Store:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """See `ObjectStore`."""
+        return tuple(found.path for found in self.listing(prefix))
+
+    def listing(self, prefix: str) -> tuple[Stored, ...]:
+        """See `ObjectStore`."""
         if prefix:
             check_store_name(prefix, self.location)
 
-        def attempt() -> tuple[str, ...]:
+        def attempt() -> tuple[Stored, ...]:
             pages = obstore.list(self._client(0), prefix or None)
-            return tuple(sorted(str(found["path"]) for page in pages for found in page))
+            found = (meta for page in pages for meta in page)
+            return tuple(sorted(Stored(m["path"], m["size"], m["last_modified"].timestamp()) for m in found))
 
         return self._answered(prefix, attempt)
+
+    def temporaries(self) -> tuple[Stored, ...]:
+        """See `ObjectStore`: a write is one request, so there are none."""
+        return ()
+
+    def remove_temporaries(self, *, older_than_seconds: float = 86400.0) -> int:  # noqa: ARG002
+        """See `ObjectStore`: there are none."""
+        return 0
 
     def delete(self, path: str) -> None:
         """See `ObjectStore`."""

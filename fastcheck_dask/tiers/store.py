@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,15 @@ import numpy.typing as npt
 from fastcheck_dask.errors import ConfigError
 
 Payload = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+
+class Stored(NamedTuple):
+    """What a listing says of one object."""
+
+    path: str
+    nbytes: int
+    #: Seconds, by the clock of the store.
+    modified_unix: float
 
 
 class ObjectStore(Protocol):
@@ -44,6 +53,18 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return all names that begin with ``prefix/``, sorted; all there are for an empty prefix."""
+        ...
+
+    def listing(self, prefix: str) -> tuple[Stored, ...]:
+        """Return what :meth:`list` names, with sizes and times; asks once, whatever the number of objects."""
+        ...
+
+    def temporaries(self) -> tuple[Stored, ...]:
+        """Return the unfinished writes of the whole location, those under way included."""
+        ...
+
+    def remove_temporaries(self, *, older_than_seconds: float = 86400.0) -> int:
+        """Remove unfinished writes that nothing was added to for so long; return how many."""
         ...
 
     def delete(self, path: str) -> None:

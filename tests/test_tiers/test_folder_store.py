@@ -321,6 +321,8 @@ def test_writer_killed_in_the_middle_old_stays_and_leftover_is_removable(store, 
     assert store.read("a/b") == b"old"
     assert store.list("") == ("a/b",)
     assert len(files_in(Path(store.location))) == 2
+    (left,) = store.temporaries()
+    assert left.path.startswith("a/.tmp-")
     assert store.remove_temporaries() == 0
     assert store.remove_temporaries(now=lambda: time.time() + 2 * 86400) == 1
     assert files_in(Path(store.location)) == ["a/b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -145,3 +146,20 @@ def test_two_locations_do_not_mix(location, store):
     other = open_store(location.replace("ckpts", "others"))
     store.write("a", b"x")
     assert other.list("") == ()
+
+
+def test_listing_says_sizes_and_times_of_what_list_names(store):
+    for number, name in enumerate(ODD_NAMES):
+        store.write(name, b"x" * number)
+    found = store.listing("")
+    assert [stored.path for stored in found] == list(store.list("")) == sorted(ODD_NAMES)
+    assert {stored.path: stored.nbytes for stored in found} == {n: i for i, n in enumerate(ODD_NAMES)}
+    assert all(abs(stored.modified_unix - time.time()) < 300 for stored in found)
+    assert store.listing("nothing/here") == ()
+
+
+def test_temporaries_of_finished_writes_there_are_none(store):
+    store.write("a/b", b"x")
+    assert store.temporaries() == ()
+    assert store.remove_temporaries(older_than_seconds=0) == 0
+    assert store.list("") == ("a/b",)

@@ -1,0 +1,113 @@
+"""Remove what saves that died have left in a location; never anything committed, or being written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastcheck_dask.errors import CommitConflictError, ConfigError
+from fastcheck_dask.inspection.leftovers import Kind, Leftover, find
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
+
+GRACE_SECONDS = 86400.0
+#: A save may write nothing for a while: its nodes may be busy, and clocks differ.
+LEAST_GRACE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed, and what was left."""
+
+    removed: tuple[Leftover, ...]
+    #: Each with the reason.
+    kept: tuple[tuple[Leftover, str], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were removed."""
+        return sum(leftover.nbytes for leftover in self.removed)
+
+
+def collect(
+    folder: CheckpointFolder,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    now: Callable[[], float] = time.time,
+) -> Collected:
+    """Remove unfinished attempts, temporaries, and manifests without a checkpoint.
+
+    Parameters
+    ----------
+    folder : CheckpointFolder
+        The location. Its run may be going on.
+    grace_seconds : float
+        What was added to more recently than that is taken to be in use; at least ten minutes.
+    dry_run : bool
+        Remove nothing, only say what would be.
+    now : callable
+        Seconds, by the clock of this machine.
+
+    Returns
+    -------
+    Collected
+
+    Raises
+    ------
+    ConfigError
+        If the grace is too short.
+    TierError
+        If the store refuses.
+
+    Notes
+    -----
+    A checkpoint that is complete and has no marker is kept: the marker may have been lost. Whether there is a
+    marker is asked once more just before anything is removed.
+    """
+    if not grace_seconds >= LEAST_GRACE_SECONDS:
+        raise ConfigError(
+            f"a grace of at least {LEAST_GRACE_SECONDS:g} s is wanted, so that no save that is being written "
+            f"is touched; got {grace_seconds:g} s"
+        )
+    removed, kept = [], []
+    oldest = now() - grace_seconds
+    stale_temporaries = False
+    for leftover in find(folder.store.listing(""), folder.store.temporaries()):
+        if (reason := _kept(folder, leftover, oldest)) is not None:
+            kept.append((leftover, reason))
+            continue
+        try:
+            if leftover.kind is Kind.TEMPORARY:
+                stale_temporaries = True
+            elif not dry_run:
+                _remove(folder, leftover)
+        except CommitConflictError as error:
+            kept.append((leftover, str(error)))
+        else:
+            removed.append(leftover)
+    if stale_temporaries and not dry_run:
+        folder.store.remove_temporaries(older_than_seconds=grace_seconds)
+    return Collected(tuple(removed), tuple(kept))
+
+
+def _kept(folder: CheckpointFolder, leftover: Leftover, oldest: float) -> str | None:
+    """Say why something is not removed; None if it is."""
+    if leftover.modified_unix > oldest:
+        return "it was added to within the grace time: a save may be under way"
+    if leftover.kind is Kind.UNMARKED:
+        return "it is complete, and its commit marker may have been lost"
+    directory = leftover.name.partition("/")[0]
+    if leftover.kind is Kind.UNFINISHED and folder.store.exists(marker_path(directory)):
+        return "it was committed just now"
+    return None
+
+
+def _remove(folder: CheckpointFolder, leftover: Leftover) -> None:
+    if leftover.kind is Kind.UNFINISHED:
+        folder.clear_uncommitted(leftover.name)
+        return
+    directory = leftover.name.rpartition("/")[2].removesuffix(".json")
+    if folder.store.exists(marker_path(directory)):
+        raise CommitConflictError(f"{directory} was committed just now")
+    folder.store.delete(leftover.name)

@@ -1,0 +1,106 @@
+"""Every checkpoint of a location at a glance: committed, incomplete, damaged, left over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastcheck_dask.errors import CorruptDataError, ShardUnavailableError
+from fastcheck_dask.inspection import leftovers
+from fastcheck_dask.inspection.contents import step_of
+from fastcheck_dask.inspection.leftovers import Leftover
+from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.state import inline_arrays
+from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One committed checkpoint, by what can be said without reading its data."""
+
+    generation: int
+    tag: str
+    directory: str
+    run: str
+    created_unix: float
+    #: The step that the state says it is of; None if it does not say.
+    step: int | None
+    arrays: int | None
+    raw_bytes: int
+    #: Of all its objects, the manifest included.
+    stored_bytes: int
+    #: What is missing; None if all is there.
+    problem: str | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every object is there; whether they are intact is for `verification` to say."""
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What lies in a location."""
+
+    location: str
+    #: Oldest generation first, by number.
+    checkpoints: tuple[Listed, ...]
+    damaged: tuple[DamagedMarker, ...]
+    leftovers: tuple[Leftover, ...]
+
+
+def overview(folder: CheckpointFolder) -> Overview:
+    """List a location: one listing, one small marker and one manifest for each checkpoint, no data.
+
+    Raises
+    ------
+    TierError
+        If the store does not answer.
+    """
+    listing = folder.store.listing("")
+    found = leftovers.find(listing, folder.store.temporaries())
+    survey = folder.survey()
+    sizes: dict[str, dict[str, int]] = {}
+    for stored in listing:
+        directory, _, key = stored.path.partition("/")
+        sizes.setdefault(directory, {})[key] = stored.nbytes
+    own = {stored.path: stored.nbytes for stored in listing}
+    listed = []
+    for marker in survey.committed:
+        nbytes = own.get(manifest_path(marker.directory), 0)
+        listed.append(_listed(folder, marker, sizes.get(marker.directory, {}), nbytes))
+    return Overview(folder.store.location, tuple(listed), survey.damaged, found)
+
+
+def _listed(
+    folder: CheckpointFolder, marker: CommitMarker, sizes: dict[str, int], manifest_nbytes: int
+) -> Listed:
+    manifest, problem = None, None
+    try:
+        manifest = folder.load_manifest(marker)
+        problem = what_is_missing(manifest, sizes)
+    except (CorruptDataError, ShardUnavailableError) as error:
+        problem = str(error)
+    return Listed(
+        marker.generation,
+        marker.tag,
+        marker.directory,
+        marker.run,
+        marker.created_unix,
+        step_of(manifest) if manifest is not None else None,
+        len(manifest.arrays) if manifest is not None else None,
+        marker.raw_bytes,
+        sum(sizes.values()) + manifest_nbytes,
+        problem,
+    )
+
+
+def what_is_missing(manifest: Manifest, sizes: dict[str, int]) -> str | None:
+    """Say which objects of a checkpoint are missing or empty, by a listing of its directory; None if none."""
+    inline = list(inline_arrays(manifest.tree))
+    wanted = (*manifest.chunks, *documents(manifest, inline), *inline_chunks(inline))
+    missing = [key for key in wanted if not sizes.get(key)]
+    if not missing:
+        return None
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"{missing[0]}{more} of {len(wanted)} objects are missing or empty"
