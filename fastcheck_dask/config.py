@@ -58,6 +58,8 @@ _FIELDS = {
     "coordinator_tls_cert": "coordinator_tls_cert",
     "coordinator_tls_key": "coordinator_tls_key",
     "scheduler_timeout": "scheduler_seconds",
+    "metrics_host": "metrics_host",
+    "metrics_port": "metrics_port",
 }
 #: Options whose values no message shows.
 _SECRET = frozenset({"coordinator_auth"})
@@ -103,6 +105,9 @@ class Settings:
     coordinator_tls_cert: str | None
     coordinator_tls_key: str | None
     scheduler_seconds: float
+    metrics_host: str
+    #: None: the metrics are not served.
+    metrics_port: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the trip to the agent, secrets among them: not for the log."""
@@ -166,6 +171,8 @@ def settings(**overrides: Any) -> Settings:
         coordinator_tls_cert=get("coordinator_tls_cert", "coordinator.tls-cert", _file),
         coordinator_tls_key=get("coordinator_tls_key", "coordinator.tls-key", _file),
         scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", _seconds, within=_POSITIVE),
+        metrics_host=get("metrics_host", "metrics.host", _host),
+        metrics_port=get("metrics_port", "metrics.port", _port),
     )
 
 
@@ -239,6 +246,18 @@ def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
         raise ValueError("a list of texts is wanted")
     return tuple(given)
+
+
+def _host(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("the name or the address of an interface is wanted")
+    return value
+
+
+def _port(value: Any) -> int | None:
+    if value is not None and not 0 <= _whole(value) <= 65535:
+        raise ValueError("a port from 0 (any) to 65535 is wanted, or null for none")
+    return None if value is None else _whole(value)
 
 
 def _file(value: Any) -> str | None:

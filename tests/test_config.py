@@ -56,6 +56,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "encoder_cpus": (0,),
             "bandwidth_limit": 12_500_000,
             "measure_links": True,
+            "metrics_host": "::1",
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
@@ -115,6 +116,10 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("close_timeout", "soon"),
         ("compression", "sometimes"),
         ("compression", True),
+        ("metrics_host", ""),
+        ("metrics_port", -1),
+        ("metrics_port", 65536),
+        ("metrics_port", True),
         ("max_shards", 0),
         ("connect_timeout", 0),
         ("connect_timeout", float("nan")),

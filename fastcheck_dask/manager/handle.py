@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.errors import ClosedError, ConfigError, FastCheckError, TierTimeoutError
+from fastcheck_dask.manager.save_metrics import SaveMetrics
 
 Level = Literal["local", "peers", "object"]
 LEVELS: tuple[Level, ...] = ("local", "peers", "object")
@@ -34,12 +35,13 @@ class SaveHandle:
         Whether nothing was saved, because earlier saves were in flight and `on_busy` is ``"skip"``.
     """
 
-    def __init__(self, tag: str, levels: tuple[Level, ...]) -> None:
+    def __init__(self, tag: str, levels: tuple[Level, ...], metrics: SaveMetrics | None = None) -> None:
         self.tag = tag
         self.generation: int | None = None
         self.stats: dict[str, Any] = {}
         self.skipped = False
         self._levels = levels
+        self._metrics = metrics
         self._reached: set[Level] = set()
         self._errors: dict[Level, FastCheckError] = {}
         #: Levels that are not reached because the settings say so: no failure.
@@ -128,12 +130,17 @@ class SaveHandle:
     def _reach(self, level: Level, stats: dict[str, Any] | None = None) -> None:
         with self._changed:
             self.stats.update(stats or {})
+            new = level not in self._reached
             self._reached.add(level)
             self._changed.notify_all()
+        if self._metrics is not None and new:
+            self._metrics.reached(level, self.stats)
 
     def _committed(self, record: CommitRecord, stats: dict[str, Any]) -> None:
         self.generation = record.generation
         self.stats.update(stats)
+        if self._metrics is not None:
+            self._metrics.committed(record.generation, stats)
         if record.nodes:
             self._reach("peers")
 
@@ -144,4 +151,6 @@ class SaveHandle:
                     self._errors[level] = error
                     if waived:
                         self._waived.add(level)
+                    elif self._metrics is not None:
+                        self._metrics.fell_short(level, error)
             self._changed.notify_all()

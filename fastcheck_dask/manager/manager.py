@@ -43,9 +43,11 @@ from fastcheck_dask.manager.arguments import (
     refuse_foreign_run,
 )
 from fastcheck_dask.manager.busy_count import BusyCount
-from fastcheck_dask.manager.handle import SaveHandle
+from fastcheck_dask.manager.handle import Level, SaveHandle
+from fastcheck_dask.manager.metrics_port import MetricsPort
 from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
 from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
+from fastcheck_dask.manager.save_metrics import SaveMetrics
 from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
 from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -95,7 +97,7 @@ class FastCheckManager:
         ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``measure_links``, ``connect_timeout``, ``floor_bandwidth``,
         ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes
-        with it, ``scheduler_timeout``, as in ``fastcheck.yaml``.
+        with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``, as in ``fastcheck.yaml``.
 
     Raises
     ------
@@ -166,6 +168,8 @@ class FastCheckManager:
             root = root_for_takeover(self._run, root)
         self._local = LocalTier(self._run, Path(root) if root else None)
         folder = None if is_url(self._location) else Path(self._location)
+        self._metrics = SaveMetrics(self._run)
+        self._metrics_port = MetricsPort(self._metrics.families, self._settings)
         self._ownership = Ownership(self._run, self._local.path, folder, takeover=takeover)
         try:
             self._agents = Agents(
@@ -176,6 +180,7 @@ class FastCheckManager:
             )
             self._busy = BusyCount(self._agents.tell_busy)
             self._agents.link()
+            self._metrics_port.open()
         except BaseException:
             self._ownership.release()
             raise
@@ -214,6 +219,11 @@ class FastCheckManager:
     def run_id(self) -> str:
         """Name of the run."""
         return self._run
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus gets the numbers of this manager; None if nowhere."""
+        return self._metrics_port.url
 
     @property
     def checkpoint_dir(self) -> str:
@@ -259,7 +269,8 @@ class FastCheckManager:
                 log.error("an earlier save failed: %s", self._unreported)
                 self._unreported = None
             flat = flatten(state, chunk_bytes=self._settings.chunk_bytes)
-            handle = SaveHandle(tag, ("local", "peers", "object") if self._peers else ("local", "object"))
+            levels: tuple[Level, ...] = ("local", "peers", "object") if self._peers else ("local", "object")
+            handle = SaveHandle(tag, levels, self._metrics)
             self._snapshots.save(flat, handle, started)
             self._snapshots.make_room_ahead(self._turn)
         return handle
@@ -469,6 +480,7 @@ class FastCheckManager:
             if alone:
                 self._turn.release()
             self._local.close()
+            self._metrics_port.close()
             self._ownership.release()
         if self._unreported is not None:
             log.error("a save failed: %s", self._unreported)

@@ -1,0 +1,1 @@
+"""Numbers for monitoring, and how Prometheus gets them."""
