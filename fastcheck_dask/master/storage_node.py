@@ -8,6 +8,7 @@ from fastcheck_dask.coordination.base import Coordinator, NodeInfo
 from fastcheck_dask.coordination.election import Service
 from fastcheck_dask.master.duty import Duty
 from fastcheck_dask.master.lease_sweep import LeaseSweepDuty
+from fastcheck_dask.master.node_watch import NodeWatchDuty
 from fastcheck_dask.master.persisting import PersistDuty
 from fastcheck_dask.master.service import MasterService
 from fastcheck_dask.tiers.peer import PeerClient
@@ -17,7 +18,11 @@ def master_of_nodes(coordinator: Coordinator) -> Service:
     """Return what a storage node does while it leads."""
 
     def duties() -> Sequence[Duty]:
-        return PersistDuty(coordinator, PeerClient), LeaseSweepDuty(coordinator, _end_lease)
+        return (
+            PersistDuty(coordinator, PeerClient),
+            LeaseSweepDuty(coordinator, _end_lease),
+            NodeWatchDuty(coordinator),
+        )
 
     return MasterService(duties)
 

@@ -22,6 +22,7 @@ from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.control import keep_worker
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.housekeeper import Housekeeper
+from fastcheck_dask.node.life import NodeLife
 from fastcheck_dask.node.machine import check_memory, memory_limit_bytes
 from fastcheck_dask.node.merge_queue import MergeQueue
 from fastcheck_dask.node.plugin import StoragePlugin
@@ -173,6 +174,7 @@ def run_storage(
         stack.callback(registry.close)
         stack.callback(states.close)
         states.start(server.address)
+        life = NodeLife(coordinator.entries, info)
 
         def metrics() -> dict[str, Any]:
             return {
@@ -185,9 +187,12 @@ def run_storage(
             }
 
         plugin = StoragePlugin(name, queue, metrics)
-        asyncio.run(
-            _until_signal(scheduler, info, host=host, plugin=plugin, registry=registry, states=states)
-        )
+        with life:
+            asyncio.run(
+                _until_signal(
+                    scheduler, info, host=host, plugin=plugin, registry=registry, states=states, life=life
+                )
+            )
 
 
 async def _until_signal(
@@ -198,20 +203,23 @@ async def _until_signal(
     plugin: StoragePlugin,
     registry: _Registry,
     states: NodeStates,
+    life: NodeLife,
 ) -> None:
     """Run the control plane until a signal asks the process to end."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, asked.put_nowait, number)
     sys.stdout.write(f"fastcheck storage {info.name}: data {info.address}\n")
     sys.stdout.flush()
     tasks = [asyncio.create_task(registry.watch())]
     if scheduler is not None:
         tasks.append(asyncio.create_task(keep_worker(scheduler, name=info.name, host=host, plugin=plugin)))
-    await asked.wait()
-    logger.info("storage node %s ends", info.name)
+    asking = await asked.get()
+    logger.info("storage node %s ends: %s", info.name, asking.name)
     # New saves shall not be placed here while the rest closes.
     await asyncio.to_thread(states.drain)
+    await asyncio.to_thread(life.end, "ended", asking.name)
     await asyncio.to_thread(registry.close)
     for task in tasks:
         task.cancel()
