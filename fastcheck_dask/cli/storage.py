@@ -49,6 +49,9 @@ def default_node_name() -> str:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Data port; 0 for any."
 )
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus there; 0 for any."
+)
 @click.option("--insecure", is_flag=True, help="Listen on other than loopback: the network is trusted.")
 def storage(
     scheduler: str | None,
@@ -60,6 +63,7 @@ def storage(
     rack: str,
     host: str,
     port: int,
+    metrics_port: int | None,
     insecure: bool,
 ) -> None:
     """Run a storage node until SIGTERM or Ctrl-C."""
@@ -80,6 +84,7 @@ def storage(
         rack=rack,
         host=host,
         port=port,
+        metrics_port=metrics_port,
         insecure=insecure,
         service_of=master_of_nodes,
     )

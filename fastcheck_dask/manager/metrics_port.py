@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from fastcheck_dask.config import Settings
-from fastcheck_dask.errors import ConfigError, TierError
+from fastcheck_dask.errors import TierError
 from fastcheck_dask.metrics.families import Read
+from fastcheck_dask.metrics.optional import check_installed, serve_metrics
 
 if TYPE_CHECKING:
     from fastcheck_dask.metrics.exposition import MetricsServer
@@ -27,17 +28,8 @@ class MetricsPort:
     def __init__(self, read: Read, settings: Settings) -> None:
         self._read, self._host, self._port = read, settings.metrics_host, settings.metrics_port
         self._server: MetricsServer | None = None
-        if self._port is None:
-            return
-        try:
-            # Imported here because few want it, and it need not be installed.
-            from fastcheck_dask.metrics.exposition import MetricsServer
-        except ImportError as error:
-            raise ConfigError(
-                f"metrics_port (fastcheck.metrics.port) needs prometheus_client ({error}): "
-                "pip install 'fastcheck-dask[metrics]', or leave it at null"
-            ) from error
-        self._open = MetricsServer
+        if self._port is not None:
+            check_installed("metrics_port (fastcheck.metrics.port)")
 
     @property
     def url(self) -> str | None:
@@ -49,11 +41,9 @@ class MetricsPort:
         if self._port is None:
             return
         try:
-            self._server = self._open(self._read, self._host, self._port)
+            self._server = serve_metrics(self._read, self._host, self._port)
         except TierError as error:
             log.warning("%s", error)
-        else:
-            log.info("metrics are served at %s", self._server.url)
 
     def close(self) -> None:
         """End. Idempotent."""

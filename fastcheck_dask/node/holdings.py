@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fastcheck_dask.clock import Clock
 from fastcheck_dask.errors import NodeFullError, StaleBaseError
@@ -22,8 +24,22 @@ ORPHAN_SECONDS = 30.0
 LEASE_SECONDS = 3600.0
 #: Share of the node's memory that rings may take.
 RING_SHARE = 0.25
+#: Commits that are remembered to be shown.
+RECENT_COMMITS = 16
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One that happened here lately."""
+
+    run: str
+    generation: int
+    #: By the clock of the holdings.
+    at: float
+    #: What had come for it.
+    received_bytes: int
 
 
 class Holdings:
@@ -57,6 +73,10 @@ class Holdings:
         #: Counts what the rings hold once more.
         self.ring_ledger = Ledger()
         self.on_pending: Callable[[str, int], None] | None = None
+        self.commits: deque[Commit] = deque(maxlen=RECENT_COMMITS)
+        #: All of them, and chunks that a repair brought back.
+        self.commit_count = 0
+        self.repaired_count = 0
         self._depth = 0
         self._released: list[Bits] = []
 
@@ -270,6 +290,8 @@ class Holdings:
                 ledger.hold(older.arrays())
         run.committed = new
         run.note_save(self.clock.now())
+        self.commits.append(Commit(name, staged.number, self.clock.now(), staged.staged_bytes))
+        self.commit_count += 1
         self.drop_staged(name, run, staged)
         if base is not None:
             self.let_go_unless_held(run, base)

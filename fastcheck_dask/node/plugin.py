@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class StoragePlugin(WorkerPlugin):
     queue : MergeQueue
         Outlives the worker.
     metrics : callable
-        Returns plain values for the scheduler; called on the worker's loop at each heartbeat.
+        Returns plain values for the scheduler; called in a thread at each heartbeat.
     """
 
     name = "fastcheck-storage"
@@ -54,7 +55,7 @@ class StoragePlugin(WorkerPlugin):
         """Attach to a worker that starts."""
 
         async def metrics(_worker: Worker) -> dict[str, Any]:
-            return self._metrics()
+            return await asyncio.to_thread(self._metrics)
 
         self._worker = worker
         # Not an extension: a heartbeat from one without a twin on the scheduler closes the worker.

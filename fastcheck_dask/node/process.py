@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from distributed.comm.addressing import get_address_host
 
@@ -19,6 +18,7 @@ from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.election import Service
 from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
 from fastcheck_dask.ids import check_name
+from fastcheck_dask.metrics.optional import serve_metrics, show_metrics
 from fastcheck_dask.node.control import keep_worker
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.housekeeper import Housekeeper
@@ -29,6 +29,7 @@ from fastcheck_dask.node.plugin import StoragePlugin
 from fastcheck_dask.node.scrubber import PAUSE_SECONDS, Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.node.states import NodeStates
+from fastcheck_dask.node.vitals import Vitals
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.wire import listen_address
 
@@ -60,6 +61,7 @@ def storage(
     service_of: ServiceOf | None = None,
     ring: int = DEFAULT_RING,
     scrub_seconds: float = PAUSE_SECONDS,
+    metrics_port: int | None = None,
 ) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
@@ -83,6 +85,7 @@ def storage(
             service_of=service_of,
             ring=ring,
             scrub_seconds=scrub_seconds,
+            metrics_port=metrics_port,
         )
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
@@ -103,10 +106,12 @@ def run_storage(
     service_of: ServiceOf | None = None,
     ring: int = DEFAULT_RING,
     scrub_seconds: float = PAUSE_SECONDS,
+    metrics_port: int | None = None,
 ) -> None:
     """Run a storage node; returns after SIGTERM or SIGINT.
 
-    When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT``.
+    When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT``, and before
+    that, with a `metrics_port`, ``fastcheck storage NAME: metrics http://HOST:PORT/metrics``.
 
     Parameters
     ----------
@@ -116,6 +121,9 @@ def run_storage(
         Of the coordinator; it has to answer now.
     memory_bytes : int
         What checkpoints may take; merging, and what is just being sent or received, takes some chunks on top.
+    metrics_port : int, optional
+        Where the node serves its metrics for Prometheus, on `host`; 0 for any. They are also among those of
+        its Dask worker.
     ring : int
         Older generations of each run that are kept besides the newest while there is room; 0 for none.
     scrub_seconds : float
@@ -157,6 +165,7 @@ def run_storage(
         stack.callback(queue.close)
         service = None if service_of is None else service_of(coordinator)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
+        vitals = Vitals(store, scrubber, lambda: states.leads)
         server = DataServer(
             store,
             open_store,
@@ -164,7 +173,7 @@ def run_storage(
             port=port,
             insecure=insecure,
             operations=states.operations,
-            report_more=scrubber.report,
+            report_more=vitals.more,
             dscp=settings().dscp,
         )
         stack.callback(server.close)
@@ -175,18 +184,13 @@ def run_storage(
         stack.callback(states.close)
         states.start(server.address)
         life = NodeLife(coordinator.entries, info)
-
-        def metrics() -> dict[str, Any]:
-            return {
-                "data_addr": server.address,
-                "name": name,
-                "rack": rack,
-                "coordinator": coordinator_url,
-                "used_bytes": store.used_bytes,
-                "limit_bytes": memory_bytes,
-            }
-
-        plugin = StoragePlugin(name, queue, metrics)
+        stack.callback(show_metrics(vitals.families))
+        if metrics_port is not None:
+            metrics = serve_metrics(vitals.families, host, metrics_port)
+            stack.callback(metrics.close)
+            sys.stdout.write(f"fastcheck storage {name}: metrics {metrics.url}\n")
+        where = {"data_addr": server.address, "rack": rack, "coordinator": coordinator_url}
+        plugin = StoragePlugin(name, queue, lambda: {**where, **vitals.brief()})
         with life:
             asyncio.run(
                 _until_signal(

@@ -343,6 +343,7 @@ class ShardStore:
             self._holdings.require_room(run, sum(entry.payload.nbytes for entry in entries))
             for entry in entries:
                 self._holdings.set_chain(state, held, entry.descriptor.key, chain=(entry,))
+            self._holdings.repaired_count += len(entries)
 
     def quarantine(self, run: str, generation: int, token: str, keys: Iterable[str]) -> None:
         """Drop chunks that a reader found to decode to wrong bits."""

@@ -71,6 +71,12 @@ class NodeStates:
         self._thread = threading.Thread(target=self._run, name="fastcheck-states", daemon=True)
 
     @property
+    def leads(self) -> bool:
+        """Whether this node is the master, as far as it knows."""
+        election = self._election
+        return election is not None and election.leadership is not None
+
+    @property
     def operations(self) -> Operations:
         """What the data port has to serve."""
         return self._master.operations

@@ -38,6 +38,17 @@ def report_of(holdings: Holdings) -> dict[str, Any]:
             "used_bytes": holdings.ring_ledger.used_bytes,
             "limit_bytes": holdings.ring_limit_bytes,
         },
+        "commits": holdings.commit_count,
+        "repaired": holdings.repaired_count,
+        "recent": [
+            {
+                "run": commit.run,
+                "generation": commit.generation,
+                "received_bytes": commit.received_bytes,
+                "seconds_ago": now - commit.at,
+            }
+            for commit in holdings.commits
+        ],
         "runs": {name: _of_run(run, now) for name, run in holdings.runs.items()},
     }
 

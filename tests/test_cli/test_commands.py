@@ -36,7 +36,7 @@ def test_storage_all_options_reach_the_node(ran):
     arguments = [
         *("--scheduler", "tcp://127.0.0.1:8786", "--coordinator", "zk://a:2181/root", "--memory", "2GiB"),
         *("--name", "n1", "--rack", "r1", "--host", "0.0.0.0", "--port", "4711", "--insecure"),
-        *("--ring", "3"),
+        *("--ring", "3", "--metrics-port", "9400"),
     ]
     result = CliRunner().invoke(cli.dask_group, ["storage", *arguments])
     assert result.exit_code == 0, result.output
@@ -50,6 +50,7 @@ def test_storage_all_options_reach_the_node(ran):
                 "rack": "r1",
                 "host": "0.0.0.0",
                 "port": 4711,
+                "metrics_port": 9400,
                 "insecure": True,
                 "service_of": master_of_nodes,
             },
