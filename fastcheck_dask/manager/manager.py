@@ -35,7 +35,6 @@ from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.agents import Agents
 from fastcheck_dask.manager.arguments import (
-    check_address,
     coordinator_url,
     local_folder,
     own_coordinator,
@@ -48,7 +47,7 @@ from fastcheck_dask.manager.metrics_port import MetricsPort
 from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
 from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
 from fastcheck_dask.manager.save_metrics import SaveMetrics
-from fastcheck_dask.manager.scheduler import coordinator_of, run_apart
+from fastcheck_dask.manager.scheduler import coordinator_of_nodes, run_apart
 from fastcheck_dask.manager.snapshots import Snapshots
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, SlotState
@@ -154,7 +153,10 @@ class FastCheckManager:
             )
         self._folder = CheckpointFolder(open_store(self._location))
         refuse_foreign_run(self._location, self._run, self._folder.committed())
-        url = self._coordinator_url(scheduler, coordinator)
+        url = coordinator_url(
+            coordinator_of_nodes(scheduler, coordinator, self._settings.scheduler_seconds)
+            or own_coordinator(location, run)
+        )
         #: Held while a save is taken or a load runs: each is alone with the slots.
         self._turn = threading.RLock()
         self._in_turn = False
@@ -185,22 +187,6 @@ class FastCheckManager:
             self._ownership.release()
             raise
         atexit.register(self._close_at_exit)
-
-    def _coordinator_url(self, scheduler: str | None, coordinator: str | None) -> str:
-        if coordinator is not None:
-            coordinator = check_address(coordinator, "coordinator")
-        if scheduler is not None:
-            # Asked even if the coordinator was given: a wrong address is told now, not when it matters.
-            asked = coordinator_of(check_address(scheduler, "scheduler"), self._settings.scheduler_seconds)
-            coordinator = coordinator or asked
-            if not coordinator:
-                raise ConfigError(
-                    f"no storage node is registered with the scheduler {scheduler}; start some "
-                    "(`dask fastcheck storage`), or give coordinator=... so that they can come later"
-                )
-        return coordinator_url(
-            coordinator or own_coordinator(self._place.whole_location, self._place.whole_run)
-        )
 
     def _start_message(self, url: str, wanted: int | None, root: str | None) -> Message:
         return {

@@ -11,6 +11,7 @@ from distributed.core import rpc
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.errors import ConfigError, CoordinationError
+from fastcheck_dask.manager.arguments import check_address
 
 _T = TypeVar("_T")
 _ASK_AGAIN_SECONDS = 0.1
@@ -20,6 +21,30 @@ def run_apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on an event loop of its own thread: the caller may itself be on a loop."""
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="fastcheck-load") as executor:
         return executor.submit(asyncio.run, coroutine).result()
+
+
+def coordinator_of_nodes(scheduler: str | None, coordinator: str | None, seconds: float) -> str | None:
+    """Return the coordinator that was given, or the one that the nodes of a scheduler use; None without both.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is no address, or no storage node is registered with the scheduler.
+    CoordinationError
+        If the scheduler does not answer in `seconds`.
+    """
+    if coordinator is not None:
+        coordinator = check_address(coordinator, "coordinator")
+    if scheduler is not None:
+        # Asked even if the coordinator was given: a wrong address is told now, not when it matters.
+        asked = coordinator_of(check_address(scheduler, "scheduler"), seconds)
+        coordinator = coordinator or asked
+        if not coordinator:
+            raise ConfigError(
+                f"no storage node is registered with the scheduler {scheduler}; start some "
+                "(`dask fastcheck storage`), or give coordinator=... so that they can come later"
+            )
+    return coordinator
 
 
 def coordinator_of(address: str, seconds: float) -> str:
