@@ -24,10 +24,12 @@ def checked_name(_ctx: click.Context, parameter: click.Parameter, value: str | N
         raise click.BadParameter(str(error)) from error
 
 
-def checked_coordinator(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+def checked_coordinator(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """Return where the coordinator is."""
     from fastcheck_dask.coordination.connect import sqlite_path, zookeeper_place
 
+    if value is None:
+        return None
     try:
         if value.startswith("sqlite:"):
             sqlite_path(value)

@@ -1,38 +1,61 @@
-"""The command ``status``: what the coordinator knows."""
+"""The command ``status``: storage nodes and runs, or what the coordinator knows of them."""
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from fastcheck_dask.cli.arguments import checked_coordinator
-from fastcheck_dask.cli.command import Command
-from fastcheck_dask.errors import ConfigError
+from fastcheck_dask.cli.arguments import checked_coordinator, checked_scheduler
+from fastcheck_dask.cli.command import Command, OneLineError
+from fastcheck_dask.errors import FastCheckError
+
+
+class _UnknownError(OneLineError):
+    """How it stands cannot be told."""
+
+    exit_code = 2
 
 
 @click.command(cls=Command)
-@click.option("--coordination", is_flag=True, required=True, help="What the coordinator knows.")
-@click.option("--coordinator", required=True, callback=checked_coordinator, help="Its URL.")
+@click.option(
+    "--coordinator", callback=checked_coordinator, help="Its URL; asked from --scheduler unless given."
+)
+@click.option("--scheduler", callback=checked_scheduler, help="Dask scheduler of the storage nodes.")
+@click.option("--coordination", is_flag=True, help="Only what the coordinator knows; no node is asked.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-def status(*, coordination: bool, coordinator: str, as_json: bool) -> None:
-    """Show the connection with the coordinator, the master, the storage nodes, and the runs.
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.pass_context
+def status(
+    ctx: click.Context,
+    *,
+    coordinator: str | None,
+    scheduler: str | None,
+    coordination: bool,
+    as_json: bool,
+    watch: bool,
+) -> None:
+    """Show the storage nodes, what they hold, the runs, whether each can be recovered now, and what died.
 
-    Exit status 1 if the coordinator cannot be reached or does not let us in; 2 for a wrong value.
+    Exit status 0 if every newest checkpoint is redundant, 1 if something is degraded, 2 if a newest
+    checkpoint cannot be had from storage nodes or object tier, or this cannot be told. With --coordination
+    0 if the coordinator answers, and 1 if not.
     """
-    from contextlib import closing
+    from rich.console import Console
 
-    from fastcheck_dask.config import settings
-    from fastcheck_dask.coordination.access import Access
-    from fastcheck_dask.coordination.connect import connect, sqlite_path
-    from fastcheck_dask.coordination.status import gather, lines
+    from fastcheck_dask.monitoring import command
 
-    assert coordination, "there is nothing else to show yet"
-    if coordinator.startswith("sqlite:") and not sqlite_path(coordinator).exists():
-        # Connecting would make it.
-        raise ConfigError(f"there is no coordinator file {sqlite_path(coordinator)}")
-    found = settings()
-    times = {"timeout_seconds": found.coordinator_seconds, "session_seconds": found.session_seconds}
-    with closing(connect(coordinator, access=Access.of(found), **times)) as connection:
-        told = gather(connection)
-    click.echo(json.dumps(told.to_dict(), indent=2) if as_json else "\n".join(lines(told)))
+    if as_json and watch:
+        raise click.UsageError("--json and --watch do not go together")
+    if coordination:
+        if coordinator is None:
+            raise click.UsageError("--coordination needs --coordinator")
+        click.echo(command.coordination_text(coordinator, as_json=as_json))
+        return
+    try:
+        ends = command.run_status(
+            Console(), coordinator=coordinator, scheduler=scheduler, as_json=as_json, watch=watch
+        )
+    except FastCheckError as error:
+        raise _UnknownError(str(error)) from error
+    except KeyboardInterrupt:
+        ends = 0
+    ctx.exit(ends)

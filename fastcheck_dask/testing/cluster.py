@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,8 @@ class StorageCluster:
         Limit of each node.
     scheduler : bool
         Whether to start a Dask scheduler.
+    scheduler_options : sequence of str
+        Of ``dask scheduler``.
     coordinator : str, optional
         URL of the coordinator; a SQLite file in `folder` unless given.
     **options
@@ -63,6 +66,7 @@ class StorageCluster:
         memory_bytes: int = 2**31,
         scheduler: bool = False,
         coordinator: str | None = None,
+        scheduler_options: Sequence[str] = ("--no-dashboard",),
         **options: Any,
     ) -> None:
         self.folder = folder
@@ -70,6 +74,7 @@ class StorageCluster:
         self.coordinator = coordinator or f"sqlite:///{folder}/coordinator.db"
         self.scheduler: str | None = None
         self._memory_bytes = memory_bytes
+        self._scheduler_options = scheduler_options
         self._children: dict[str, _Child] = {}
         #: Length of each log when its process was started.
         self._seen: dict[str, int] = {}
@@ -95,7 +100,7 @@ class StorageCluster:
                 "127.0.0.1",
                 "--port",
                 str(port),
-                "--no-dashboard",
+                *self._scheduler_options,
             ],
         )
         self._children["scheduler"] = _Child(process, "")
