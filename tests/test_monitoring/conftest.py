@@ -66,7 +66,7 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Return four nodes with one run on them, whose checkpoint is not in the object tier."""
     folder, port = tmp_path_factory.mktemp("cluster"), free_port()
-    options = ["--dashboard-address", f"127.0.0.1:{port}"]
+    options = ["--dashboard-address", f"127.0.0.1:{port}", "--preload", "fastcheck_dask.monitoring.dashboard"]
     with StorageCluster(
         folder, 4, memory_bytes=64 * MIB, scheduler=True, scheduler_options=options
     ) as cluster:
