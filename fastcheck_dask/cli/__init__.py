@@ -11,6 +11,7 @@ import click
 from fastcheck_dask.cli import (
     comparison,
     demo,
+    doctor,
     exchange,
     links,
     listing,
@@ -33,6 +34,7 @@ def main() -> None:
 main.add_command(comparison.bisect)
 main.add_command(comparison.diff)
 main.add_command(demo.demo)
+main.add_command(doctor.doctor)
 main.add_command(exchange.export)
 main.add_command(exchange.import_)
 main.add_command(links.links)

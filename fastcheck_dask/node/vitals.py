@@ -11,6 +11,7 @@ from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.metrics.families import Family
 from fastcheck_dask.node.scrubber import Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.version import __version__
 
 #: A report goes through all keys: it is not made more often than this.
 MAX_AGE_SECONDS: Final = 2.0
@@ -44,7 +45,8 @@ class Vitals:
 
     def more(self) -> Report:
         """Return what the operation `status` says besides what the store does."""
-        return {**self._scrubber.report(), "master": self._leads()}
+        now = {"master": self._leads(), "unix": time.time(), "version": __version__}
+        return {**self._scrubber.report(), **now}
 
     def report(self) -> Report:
         """Return what `status` answers, at most `MAX_AGE_SECONDS` old."""
