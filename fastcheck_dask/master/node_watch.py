@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.entries import Delete, Entry, EntryConflictError, OutcomeUnknownError, Write
 from fastcheck_dask.coordination.lives import End, Finding, Here, Life, judge, life_path, read_lives
@@ -21,6 +22,8 @@ from fastcheck_dask.tiers.wire import location_of
 #: How long an ended life is remembered.
 KEEP_SECONDS: Final = 7 * 86400.0
 _CONNECT_SECONDS: Final = 2.0
+#: How often the lives are read although the registry stayed the same: a node may come and go in between.
+_ANYWAY_SECONDS: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +108,13 @@ class NodeWatchDuty:
         Pause between two rounds.
     unix_time : callable
         Seconds since 1970.
+    clock : Clock
+        Monotonic.
+
+    Notes
+    -----
+    Entries are read through the quorum, which costs the coordinator a write: they are left alone while the
+    registry stays the same and nothing is open.
     """
 
     name = "node watch"
@@ -116,18 +126,26 @@ class NodeWatchDuty:
         probe: Probe = look,
         interval_seconds: float = 2.0,
         unix_time: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._coordinator, self._probe = coordinator, probe
         self.interval_seconds = interval_seconds
-        self._unix_time = unix_time
+        self._unix_time, self._clock = unix_time, clock
+        #: The registry when nothing was open last, and until when that is believed.
+        self._settled: dict[str, str] | None = None
+        self._settled_until = 0.0
 
     async def run(self, leadership: Leadership) -> None:
         """Compare the registry with the lives, and note what differs."""
+        if await self._registered() == self._settled and self._clock.now() < self._settled_until:
+            return
+        until = self._clock.now() + _ANYWAY_SECONDS
         found = await asyncio.to_thread(read_lives, self._coordinator.entries)
         # After the lives: a node is registered before it writes that it lives.
-        nodes = await asyncio.to_thread(self._coordinator.nodes)
-        registered = {node.name: node.address for node in nodes}
+        registered = await self._registered()
         todo = compare([life for life, _ in found.values()], registered, self._unix_time())
+        if not todo.missing and not todo.back:
+            self._settled, self._settled_until = registered, until
         findings = await asyncio.gather(*map(self._probe, todo.missing))
         for life, finding in zip(todo.missing, findings, strict=True):
             # One that answers has lost its session, and will be in the registry again.
@@ -141,6 +159,10 @@ class NodeWatchDuty:
                 logger.info("storage node %s is back", life.name)
         for life in todo.old:
             await self._write(leadership, found[life.name][1], life, remove=True)
+
+    async def _registered(self) -> dict[str, str]:
+        nodes = await asyncio.to_thread(self._coordinator.nodes)
+        return {node.name: node.address for node in nodes}
 
     async def _write(self, leadership: Leadership, entry: Entry, life: Life, *, remove: bool = False) -> bool:
         """Change one life unless it changed meanwhile; say whether it was."""

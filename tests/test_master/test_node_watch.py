@@ -14,6 +14,7 @@ from fastcheck_dask.coordination.lives import Here, Life, begin, read_lives
 from fastcheck_dask.master.node_watch import KEEP_SECONDS, NodeWatchDuty, look
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
 INFO = NodeInfo("n0", "fcs://127.0.0.1:1", "r", "h", 1)
@@ -30,13 +31,17 @@ class World:
         begin(self.session.entries, LIFE, now=100.0, here=Here("h", "elsewhere", None))
         self.now, self.finding, self.probed = 1000.0, "refused", 0
         self.leadership = office(self.coordinator.entries)
-        self.duty = NodeWatchDuty(self.coordinator, probe=self.probe, unix_time=lambda: self.now)
+        self.clock = FakeClock()
+        self.duty = NodeWatchDuty(
+            self.coordinator, probe=self.probe, unix_time=lambda: self.now, clock=self.clock
+        )
 
     async def probe(self, _life: Life) -> Any:
         self.probed += 1
         return self.finding
 
     def round(self) -> Life | None:
+        self.clock.advance(2.0)
         asyncio.run(self.duty.run(self.leadership))
         found = read_lives(self.coordinator.entries).get("n0")
         return None if found is None else found[0]
@@ -55,6 +60,33 @@ def test_node_that_is_registered_costs_no_write_and_no_probe(world: World) -> No
     for _ in range(3):
         assert world.round().end is None
     assert (world.version, world.probed) == (0, 0)
+
+
+def test_entries_are_left_alone_while_the_registry_stays_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+
+    def names(path: str) -> tuple[str, ...]:
+        reads.append(path)
+        return ("n0",)
+
+    monkeypatch.setattr(world.coordinator.entries, "names", names)
+
+    def rounds(count: int) -> int:
+        before = len(reads)
+        for _ in range(count):
+            world.clock.advance(2.0)
+            asyncio.run(world.duty.run(world.leadership))
+        return len(reads) - before
+
+    assert rounds(29) == 1
+    assert rounds(2) == 1, "once a minute anyway"
+    world.coordinator.another().register(replace(INFO, name="n1"))
+    assert rounds(10) == 1
+    world.session.close()
+    world.finding = None
+    assert rounds(3) == 3, "it is open what became of it"
 
 
 def test_node_gone_is_noted_once_with_time_and_cause(world: World) -> None:
@@ -97,6 +129,7 @@ def test_old_ends_are_forgotten(world: World) -> None:
     world.now += KEEP_SECONDS
     assert world.round() is not None
     world.now += 1
+    world.clock.advance(60.0)
     assert world.round() is None
 
 
