@@ -151,7 +151,7 @@ def test_requirements_cover_every_import(setup_cfg):
         )
     }
     own = {"fastcheck_dask", "fastcheck_codecs"} | set(sys.stdlib_module_names)
-    optional = {"torch", "sklearn", "matplotlib", "obstore"}
+    optional = {"torch", "sklearn", "matplotlib", "obstore", "bokeh", "prometheus_client"}
     #: Come with dask.
     with_dask = {"yaml"}
     for top in (ROOT / "fastcheck_dask", ROOT / "codecs" / "fastcheck_codecs"):
