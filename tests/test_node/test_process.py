@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from fastcheck_codecs import PrefixIndex
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.coordination.lives import read_lives
 from fastcheck_dask.errors import NodeUnavailableError
 from fastcheck_dask.node.process import storage
 from fastcheck_dask.tiers.peer import PeerClient
@@ -277,6 +279,24 @@ def test_merge_runs_as_a_task_that_the_scheduler_shows(
         node.child.send_signal(signal.SIGTERM)
         assert node.child.wait(10) == 0
         until(lambda: worker_of(client) is None)
+
+
+def test_node_serves_its_metrics_without_a_scheduler_and_notes_its_life(
+    start_node: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("prometheus_client")
+    node = start_node(metrics_port=0)
+    url = node.wait_for("metrics http").split()[-1]
+    node.address()
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        assert 'fastcheck_node_limit_bytes{node="node-1"} 6.7108864e+07' in reply.read().decode()
+    with closing(connect(f"sqlite:///{tmp_path}/coordinator.db")) as coordinator:
+        until(lambda: "node-1" in read_lives(coordinator.entries))
+        node.child.send_signal(signal.SIGTERM)
+        assert node.child.wait(20) == 0
+        life, entry = read_lives(coordinator.entries)["node-1"]
+        assert life.end is not None
+        assert (life.end.cause, life.end.why, entry.version) == ("ended", "SIGTERM", 1)
 
 
 def test_stopped_node_is_unavailable_in_time(start_node: Any, chunks: Any) -> None:
