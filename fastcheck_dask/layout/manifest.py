@@ -14,12 +14,13 @@ from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownForma
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.layout.casts import CAST_DTYPES, SOURCE_DTYPE
 from fastcheck_dask.layout.chunks import MAX_DIMENSIONS, ArraySpec, Chunk, is_contiguous
+from fastcheck_dask.layout.notes import Notes
 from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
-#: A reader refuses every other. 2 has derived arrays; without any, 1 is written.
-FORMAT_VERSIONS = (1, 2)
+#: A reader refuses every other. 2 has derived arrays, 3 has notes; without either, 1 is written.
+FORMAT_VERSIONS = (1, 2, 3)
 #: How a derived array is made of its source; see `layout.casts`.
 _RULE = "cast"
 #: A manifest is parsed whole: this bounds what a damaged length can make a reader allocate.
@@ -44,6 +45,8 @@ class Manifest:
     layout: Layout | None = None
     #: Names of the storage nodes by shard, the parity node last.
     nodes: tuple[str, ...] = ()
+    #: Metrics, and what is suspicious.
+    notes: Notes = field(default_factory=Notes)
 
     @cached_property
     def chunks(self) -> dict[str, Chunk]:
@@ -85,9 +88,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal manifests have equal bytes."""
+        derived = any(spec.source is not None for spec in self.arrays)
         document = {
             "format": FORMAT,
-            "version": FORMAT_VERSIONS[any(spec.source is not None for spec in self.arrays)],
+            "version": FORMAT_VERSIONS[2 if self.notes else derived],
             "run": self.run,
             "generation": self.generation,
             "tag": self.tag,
@@ -107,6 +111,7 @@ class Manifest:
             ],
             "layout": self._layout_document(),
             "nodes": list(self.nodes),
+            **({"notes": self.notes.to_document()} if self.notes else {}),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -141,7 +146,7 @@ class Manifest:
         if document.get("version") not in FORMAT_VERSIONS:
             raise UnknownFormatError(
                 f"{where}: format version {document.get('version')!r}, this FastCheck reads "
-                f"{' and '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
+                f"{', '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
             )
         try:
             manifest = _build(cls, document)
@@ -297,4 +302,5 @@ def _build(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
         digests=digests,
         layout=layout,
         nodes=tuple(_text(n, "a node") for n in document["nodes"]),
+        notes=Notes.from_document(document.get("notes", {})),
     )

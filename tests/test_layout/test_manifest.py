@@ -14,6 +14,7 @@ from fastcheck_dask.errors import CorruptDataError, UnknownFormatError
 from fastcheck_dask.layout import manifest as module
 from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.notes import Notes
 from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.layout.stripes import assign, parity_nbytes
 
@@ -137,6 +138,27 @@ def test_manifest_with_derived_array_comes_back_and_names_the_source_of_each_chu
     assert found.nbytes_of("w/c/0/0") * 2 == found.nbytes_of("m/c/0/0")
 
 
+NOTES = Notes({"loss": float("inf"), "top1": 0.5}, ("opt/exp_avg", "w"), ("mask",), unchanged=True)
+
+
+def test_manifest_with_notes_comes_back_and_is_of_version_3():
+    for plain in (manifest_of(STATE), with_derived()):
+        manifest = dataclasses.replace(plain, notes=NOTES)
+        data = manifest.to_bytes()
+        assert json.loads(data)["version"] == 3
+        assert Manifest.from_bytes(data) == manifest
+        assert Manifest.from_bytes(data).to_bytes() == data
+
+
+def test_frozen_manifest_with_notes_stays_readable_and_its_bytes_the_same():
+    """Written once by version 3 of the format; never to be regenerated."""
+    data = FROZEN.with_name("manifest_v3.json").read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    assert manifest.notes == NOTES
+    assert manifest.notes.flags == ("nonfinite", "unchanged")
+
+
 def test_manifest_without_derived_arrays_is_one_that_older_readers_know():
     assert json.loads(DATA)["version"] == 1
     assert manifest_of(STATE).sources == {}
@@ -210,7 +232,7 @@ def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
             b"9" * 100_000,
             b'{"format":"other"}',
             changed(format="fastcheck"),
-            changed(version=3),
+            changed(version=4),
             changed(version="1"),
         ),
         *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),
