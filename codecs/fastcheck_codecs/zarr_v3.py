@@ -108,10 +108,22 @@ class XorDeltaCodec(_FastCheckCodec):
     ----------
     dtype : str, optional
         True dtype, where the array holds its bits as unsigned integers. By default that of the array.
+    base : str, optional
+        Name of the checkpoint against which the array is stored. An array that has one cannot be opened: what
+        did not change is not there, and zarr would show fill values in its place.
     """
 
     name: ClassVar[str] = "fastcheck.xor_delta"
     dtype: str | None = None
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base is not None:
+            raise CodecError(
+                f"this array is stored as a delta against the checkpoint {self.base}, which zarr cannot look "
+                "up: load it with FastCheck, which finds the base by itself, or make the checkpoint whole "
+                "with `fastcheck compact LOCATION TAG`"
+            )
 
     def _codec(self, spec: ArraySpec) -> XorDelta:
         return XorDelta(dtype=self.dtype or _word_name(spec))

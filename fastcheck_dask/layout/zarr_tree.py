@@ -31,7 +31,9 @@ def manifest_path(directory: str) -> str:
     return f"{PRIVATE}/manifests/{directory}.json"
 
 
-def documents(manifest: Manifest, inline: Iterable[InlineArray]) -> dict[str, bytes]:
+def documents(
+    manifest: Manifest, inline: Iterable[InlineArray], *, base: str | None = None
+) -> dict[str, bytes]:
     """Return every ``zarr.json`` of a checkpoint.
 
     Parameters
@@ -40,27 +42,31 @@ def documents(manifest: Manifest, inline: Iterable[InlineArray]) -> dict[str, by
         Of the checkpoint.
     inline : iterable of (path, dtype, shape, bits)
         The arrays that live in the manifest's tree; they are shown as arrays like the others.
+    base : str, optional
+        Directory of the checkpoint against which this one is stored. Its chunked arrays then name a codec
+        that says so and refuses: stock zarr would take a chunk that lies with the base for fill values.
 
     Returns
     -------
     dict of str to bytes
         Paths relative to the checkpoint's own directory, and the JSON to write there: one per array, one
         per group above an array, and last ``zarr.json``, the root group with all others inline
-        (zarr-python's consolidated metadata). It has to be written last: before it nothing is readable.
+        (zarr-python's consolidated metadata; not with a base, so that the group itself can be opened). It has
+        to be written last: before it nothing is readable.
 
     Raises
     ------
     LayoutError
         If two arrays have one path, or one array's path leads through another.
     """
-    members = _members(manifest, inline)
+    members = _members(manifest, inline, base)
     found = {f"{path}/{DOCUMENT}": _json(document) for path, document in members.items()}
-    return found | {DOCUMENT: _json(_root(manifest, members))}
+    return found | {DOCUMENT: _json(_root(manifest, members, base))}
 
 
-def root_document(manifest: Manifest, inline: Iterable[InlineArray]) -> bytes:
+def root_document(manifest: Manifest, inline: Iterable[InlineArray], *, base: str | None = None) -> bytes:
     """Return the root group's ``zarr.json`` alone, as in :func:`documents`."""
-    return _json(_root(manifest, _members(manifest, inline)))
+    return _json(_root(manifest, _members(manifest, inline, base), base))
 
 
 def inline_chunks(inline: Iterable[InlineArray]) -> dict[str, bytes]:
@@ -97,11 +103,13 @@ def stored_shape_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] * times) if shape else (times,)
 
 
-def _members(manifest: Manifest, inline: Iterable[InlineArray]) -> dict[str, dict[str, Any]]:
+def _members(
+    manifest: Manifest, inline: Iterable[InlineArray], base: str | None
+) -> dict[str, dict[str, Any]]:
     """Return the documents below the root by node path, groups included, sorted."""
     arrays: dict[str, dict[str, Any]] = {}
     for path, document in [
-        *((spec.path, _chunked(spec)) for spec in manifest.arrays),
+        *((spec.path, _chunked(spec, base)) for spec in manifest.arrays),
         *((entry[0], _inline(entry)) for entry in inline),
     ]:
         if not path or path in arrays:
@@ -118,7 +126,7 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _root(manifest: Manifest, members: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _root(manifest: Manifest, members: dict[str, dict[str, Any]], base: str | None) -> dict[str, Any]:
     directory = directory_name(manifest.generation, manifest.tag)
     described = {
         "format": FORMAT,
@@ -133,6 +141,8 @@ def _root(manifest: Manifest, members: dict[str, dict[str, Any]]) -> dict[str, A
             "sha256": digest_of_manifest(manifest.to_bytes()),
         },
     }
+    if base is not None:
+        return _group({"fastcheck": described | {"base": base}})
     consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
     return _group({"fastcheck": described}) | {"consolidated_metadata": consolidated}
 
@@ -141,7 +151,7 @@ def _group(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def _chunked(spec: ArraySpec) -> dict[str, Any]:
+def _chunked(spec: ArraySpec, base: str | None) -> dict[str, Any]:
     """Describe an array whose chunks the codecs encoded."""
     stored = zarr_dtype(spec.dtype)
     zero: Any = False if stored == "bool" else 0
@@ -150,6 +160,9 @@ def _chunked(spec: ArraySpec) -> dict[str, Any]:
     elif stored.startswith("complex"):
         zero = [0.0, 0.0]
     codec = {"name": "fastcheck.prefix_index", "configuration": {"dtype": codec_dtype(spec.dtype)}}
+    if base is not None:
+        codec["name"] = "fastcheck.xor_delta"
+        codec["configuration"] = {"dtype": codec_dtype(spec.dtype), "base": base}
     chunk_shape = stored_shape_of(spec.dtype, spec.chunk_shape)
     return _array(spec.dtype, spec.shape, chunk_shape=chunk_shape, fill_value=zero, codecs=[codec])
 

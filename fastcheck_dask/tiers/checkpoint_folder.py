@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +20,8 @@ from fastcheck_dask.errors import (
     UnknownFormatError,
 )
 from fastcheck_dask.ids import directory_name, parse_directory_name
-from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest
+from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import (
     DOCUMENT,
@@ -27,14 +31,16 @@ from fastcheck_dask.layout.zarr_tree import (
     manifest_path,
     root_document,
 )
-from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
 from fastcheck_dask.tiers.store import ObjectStore, Payload
 
-__all__ = ["CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
+__all__ = ["BaseLink", "CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
 
 logger = logging.getLogger(__name__)
 
 _COMMITS = f"{PRIVATE}/commits"
+_PLANS = f"{PRIVATE}/plans"
+_REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
 #: A marker has some hundred bytes.
 _MARKER_LIMIT_BYTES = 64 * 2**10
@@ -79,10 +85,11 @@ class CheckpointFolder:
         """Write one encoded chunk of a checkpoint that is not committed yet."""
         self.store.write(f"{directory}/{key}", payload)
 
-    def write_metadata(self, manifest: Manifest) -> None:
+    def write_metadata(self, manifest: Manifest, *, base: BaseLink | None = None) -> None:
         """Write all but the root group's document and the marker: other documents, inline arrays, manifest.
 
-        Nothing is written if this author committed it already.
+        Nothing is written if this author committed it already. `base` is what the checkpoint is stored
+        against.
 
         Raises
         ------
@@ -92,17 +99,23 @@ class CheckpointFolder:
         data = manifest.to_bytes()
         present = self._present_marker(manifest)
         if present is not None:
-            self._same(present, CommitMarker.of(manifest, data))
+            self._same(present, CommitMarker.of(manifest, data, base=base))
             return
+        self._write_documents(manifest, base)
+        self.store.write(manifest_path(directory_name(manifest.generation, manifest.tag)), data)
+
+    def _write_documents(self, manifest: Manifest, base: BaseLink | None) -> None:
+        """Write the documents below the root group's, and the inline arrays."""
         directory = directory_name(manifest.generation, manifest.tag)
         inline = list(inline_arrays(manifest.tree))
-        wanted = documents(manifest, inline) | inline_chunks(inline)
+        wanted = documents(manifest, inline, base=_name_of(base)) | inline_chunks(inline)
         del wanted[DOCUMENT]
         for path, content in wanted.items():
             self.store.write(f"{directory}/{path}", content)
-        self.store.write(manifest_path(directory), data)
 
-    def publish(self, manifest: Manifest, manifest_bytes: bytes | None = None) -> CommitMarker:
+    def publish(
+        self, manifest: Manifest, manifest_bytes: bytes | None = None, *, base: BaseLink | None = None
+    ) -> CommitMarker:
         """Make a completely written checkpoint visible. Idempotent.
 
         Parameters
@@ -111,6 +124,8 @@ class CheckpointFolder:
             Of the checkpoint; its chunks and metadata have been written.
         manifest_bytes : bytes, optional
             Of the manifest, as the commit record's digest was taken; by default ``manifest.to_bytes()``.
+        base : BaseLink, optional
+            What the checkpoint is stored against: a chunk that is the same there need not be here.
 
         Returns
         -------
@@ -120,14 +135,14 @@ class CheckpointFolder:
         Raises
         ------
         ShardUnavailableError
-            If a chunk, a document or the manifest is missing or empty; nothing was published.
+            If a chunk, a document, the manifest or the base is missing or empty; nothing was published.
         CorruptDataError
             If the manifest that was written is another one; nothing was published.
         CommitConflictError
             If the generation was committed by another author.
         """
         data = manifest.to_bytes() if manifest_bytes is None else manifest_bytes
-        marker = CommitMarker.of(manifest, data)
+        marker = CommitMarker.of(manifest, data, base=base)
         present = self._present_marker(manifest)
         if present is not None:
             return self._same(present, marker)
@@ -135,11 +150,7 @@ class CheckpointFolder:
         self._check_complete(manifest, marker)
         self.store.sync(directory)
         self.store.sync(manifest_path(directory))
-        root = root_document(manifest, list(inline_arrays(manifest.tree)))
-        self.store.write(f"{directory}/{DOCUMENT}", root)
-        if self.store.read(f"{directory}/{DOCUMENT}") != root:
-            raise CorruptDataError(f"{directory}/{DOCUMENT} in {self.store.location}: read back other bytes")
-        self.store.sync(f"{directory}/{DOCUMENT}")
+        self._write_root(manifest, base)
         if not self.store.create(marker_path(directory), marker.to_bytes()):
             present = self.marker(directory)
             if present is None:
@@ -149,6 +160,115 @@ class CheckpointFolder:
             "generation %d (%s) is committed in %s", marker.generation, marker.tag, self.store.location
         )
         return marker
+
+    def _write_root(self, manifest: Manifest, base: BaseLink | None) -> None:
+        path = f"{directory_name(manifest.generation, manifest.tag)}/{DOCUMENT}"
+        root = root_document(manifest, list(inline_arrays(manifest.tree)), base=_name_of(base))
+        self.store.write(path, root)
+        if self.store.read(path) != root:
+            raise CorruptDataError(f"{path} in {self.store.location}: read back other bytes")
+        self.store.sync(path)
+
+    def make_whole(self, marker: CommitMarker, manifest: Manifest) -> CommitMarker:
+        """Say of a committed checkpoint that it needs no base any more; every chunk has been written whole.
+
+        Idempotent. The documents come first: until the new marker is there, FastCheck reads by the old one,
+        and finds what it says as well.
+
+        Raises
+        ------
+        ShardUnavailableError
+            If a chunk is missing or empty; the marker is as it was.
+        """
+        whole = replace(marker, base=None)
+        self._write_documents(manifest, None)
+        self._check_complete(manifest, whole)
+        self.store.sync(whole.directory)
+        self._write_root(manifest, None)
+        if self.marker(whole.directory) not in (marker, whole):
+            # Not to be brought back by its marker alone.
+            raise ShardUnavailableError(f"{whole.directory} is not in {self.store.location} any more")
+        self.store.write(marker_path(whole.directory), whole.to_bytes())
+        self.store.sync(marker_path(whole.directory))
+        logger.info("generation %d (%s) needs no base any more", marker.generation, marker.tag)
+        return whole
+
+    def is_shown_whole(self, marker: CommitMarker, manifest: Manifest) -> bool:
+        """Say whether stock zarr finds a checkpoint described as one that needs no base."""
+        with suppress(ShardUnavailableError):
+            path = f"{marker.directory}/{DOCUMENT}"
+            return self.store.read(path) == root_document(manifest, list(inline_arrays(manifest.tree)))
+        return False
+
+    def planned(self, directory: str, token: str) -> tuple[BaseLink | None] | None:
+        """Return against what a checkpoint is going to be stored, if an author of it said so; else None.
+
+        Raises
+        ------
+        CorruptDataError
+            If what was said cannot be read.
+        """
+        path = _plan_path(directory)
+        try:
+            data = self.store.read(path)
+        except ShardUnavailableError:
+            return None
+        where = f"{path} in {self.store.location}"
+        try:
+            found = parse_json(data, where)
+            if found["token"] != token:
+                return None
+            return (None if found["base"] is None else BaseLink.from_document(found["base"]),)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(f"{where}: damaged ({error!r}); remove it") from error
+
+    def plan(self, directory: str, token: str, base: BaseLink | None) -> BaseLink | None:
+        """Say against what a checkpoint is going to be stored; the first author of a token decides for all.
+
+        Two processes may write one generation at once, and what one leaves to the base, the other must not
+        declare to be there.
+
+        Returns
+        -------
+        BaseLink or None
+            What was decided.
+        """
+        data = json.dumps({"token": token, "base": None if base is None else asdict(base)}).encode()
+        for _ in range(2):
+            if self.store.create(_plan_path(directory), data):
+                return base
+            found = self.planned(directory, token)
+            if found is not None:
+                return found[0]
+            # Of an author whose attempt came to nothing.
+            self.store.delete(_plan_path(directory))
+        raise CommitConflictError(f"{directory} in {self.store.location}: its plan comes and goes")
+
+    def plan_whole(self, directory: str, token: str) -> None:
+        """Take back what :meth:`plan` decided, since that base cannot be had any more."""
+        self.store.delete(_plan_path(directory))
+        self.plan(directory, token, None)
+
+    def base_of(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
+        """Return the marker of the checkpoint against which another one is stored.
+
+        Raises
+        ------
+        ShardUnavailableError
+            If it is gone.
+        CorruptDataError
+            If it is damaged, or another one.
+        """
+        of = f"generation {marker.generation} ({marker.tag}) is stored against {link.directory}, which"
+        try:
+            found = self.marker(link.directory)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{of} is damaged: {error}") from error
+        if found is None:
+            raise ShardUnavailableError(f"{of} is not in {self.store.location} any more")
+        if found.link != link:
+            raise CorruptDataError(f"{of} has token {found.token} and manifest {found.manifest_sha256}")
+        return found
 
     def clear_uncommitted(self, directory: str) -> None:
         """Remove what a failed attempt left of a checkpoint.
@@ -166,7 +286,7 @@ class CheckpointFolder:
             )
         self._remove_data(directory)
 
-    def clear_others(self, manifest: Manifest) -> None:
+    def clear_others(self, manifest: Manifest, *, base: BaseLink | None = None) -> None:
         """Remove what other authors left where a committed generation is going to be written.
 
         Another process may be writing the same generation at this moment (a training host and the master of
@@ -181,7 +301,7 @@ class CheckpointFolder:
             return
         directory = directory_name(manifest.generation, manifest.tag)
         inline = list(inline_arrays(manifest.tree))
-        wanted = documents(manifest, inline)
+        wanted = documents(manifest, inline, base=_name_of(base))
         root = f"{directory}/{DOCUMENT}"
         with suppress(ShardUnavailableError):
             # First: what is left of another author's tree then is nothing that zarr opens.
@@ -193,12 +313,28 @@ class CheckpointFolder:
                 self.store.delete(path)
 
     def remove(self, directory: str) -> None:
-        """Remove a checkpoint, the marker first: it is never visible in part. Idempotent."""
+        """Remove a checkpoint, the marker first: it is never visible in part. Idempotent.
+
+        What a process that dies in between leaves is for :meth:`finish_removals`.
+        """
         if parse_directory_name(directory) is None:
             raise ConfigError(f"{directory!r} is not the directory of a checkpoint")
+        self.store.write(f"{_REMOVALS}/{directory}", b"removed")
         self.store.delete(marker_path(directory))
         self.store.sync(marker_path(directory))
         self._remove_data(directory)
+        self.store.delete(f"{_REMOVALS}/{directory}")
+
+    def finish_removals(self) -> None:
+        """Remove what is left of checkpoints whose removal was cut short after their marker was gone."""
+        for path in self.store.list(_REMOVALS):
+            directory = path.removeprefix(f"{_REMOVALS}/")
+            if parse_directory_name(directory) is None:
+                continue
+            if not self.store.exists(marker_path(directory)):
+                self._remove_data(directory)
+            # Otherwise it came no further than to be named: whether it has to go is decided anew.
+            self.store.delete(path)
 
     def marker(self, directory: str) -> CommitMarker | None:
         """Return the marker of one checkpoint, None if it is not committed; a damaged one raises.
@@ -240,6 +376,12 @@ class CheckpointFolder:
         committed.sort(key=lambda m: (m.generation, m.created_unix, m.tag))
         return Survey(tuple(committed), tuple(damaged))
 
+    def newest_generation(self) -> int:
+        """Return the highest generation that has a marker, be it a damaged one; 0 if there is none."""
+        names = (path.removeprefix(f"{_COMMITS}/") for path in self.store.list(_COMMITS))
+        found = (parse_directory_name(name.removesuffix(_SUFFIX)) for name in names)
+        return max((parsed[0] for parsed in found if parsed is not None), default=0)
+
     def committed(self) -> list[CommitMarker]:
         """Return the markers of all committed checkpoints, oldest generation first."""
         return list(self.survey().committed)
@@ -262,7 +404,7 @@ class CheckpointFolder:
         if (got := digest_of_manifest(data)) != marker.manifest_sha256:
             raise CorruptDataError(f"{where}: sha256 {got}, the commit marker says {marker.manifest_sha256}")
         manifest = Manifest.from_bytes(data, where=where)
-        if CommitMarker.of(manifest, data) != marker:
+        if CommitMarker.of(manifest, data, base=marker.base) != marker:
             raise CorruptDataError(f"{where}: not the manifest of {marker.directory}, token {marker.token}")
         return manifest
 
@@ -312,21 +454,37 @@ class CheckpointFolder:
         if (got := digest_of_manifest(self.store.read(path))) != marker.manifest_sha256:
             raise CorruptDataError(f"{path} in {location}: sha256 {got}, expected {marker.manifest_sha256}")
         inline = list(inline_arrays(manifest.tree))
-        exact = {**documents(manifest, inline), **inline_chunks(inline)}
+        exact = {**documents(manifest, inline, base=_name_of(marker.base)), **inline_chunks(inline)}
         exact.pop(DOCUMENT)
         for key, data in exact.items():
             name = f"{marker.directory}/{key}"
             if self.store.size(name) != len(data):
                 raise CorruptDataError(f"{name} in {location}: expected {len(data):,} bytes")
-        for key in manifest.chunks:
+        for key in self._keys_here(manifest, marker):
             if self.store.size(f"{marker.directory}/{key}") == 0:
                 raise ShardUnavailableError(f"{marker.directory}/{key} in {location} is empty")
+
+    def _keys_here(self, manifest: Manifest, marker: CommitMarker) -> Iterable[str]:
+        """Return the chunks that lie in the checkpoint's own directory."""
+        if marker.base is None:
+            return manifest.chunks
+        base = self.load_manifest(self.base_of(marker, marker.base))
+        return keys_apart(manifest, base)
 
     def _remove_data(self, directory: str) -> None:
         # The root document first: what is left of the tree then is nothing that zarr opens.
         self.store.delete(f"{directory}/{DOCUMENT}")
         self.store.delete_tree(directory)
         self.store.delete(manifest_path(directory))
+        self.store.delete(_plan_path(directory))
+
+
+def _name_of(base: BaseLink | None) -> str | None:
+    return None if base is None else base.directory
+
+
+def _plan_path(directory: str) -> str:
+    return f"{_PLANS}/{directory}{_SUFFIX}"
 
 
 def marker_path(directory: str) -> str:

@@ -5,16 +5,41 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
 from fastcheck_dask.ids import check_name, directory_name
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 FORMAT = "fastcheck-commit"
-FORMAT_VERSION = 1
+#: A reader refuses every other. 2 has a base, metrics or flags; without any, 1 is written.
+FORMAT_VERSIONS = (1, 2)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True)
+class BaseLink:
+    """Which checkpoint another one is stored against, in the same location."""
+
+    generation: int
+    tag: str
+    token: str
+    manifest_sha256: str
+
+    @property
+    def directory(self) -> str:
+        """Name of its directory."""
+        return directory_name(self.generation, self.tag)
+
+    @classmethod
+    def from_document(cls, found: Any) -> BaseLink:
+        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        link = cls(**{name: found[name] for name in cls.__dataclass_fields__})
+        _check_identity(link)
+        return link
 
 
 @dataclass(frozen=True)
@@ -29,15 +54,25 @@ class CommitMarker:
     manifest_sha256: str
     raw_bytes: int
     created_unix: float
+    #: None: every chunk lies in its own directory, whole.
+    base: BaseLink | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    #: Why it is not taken for healthy; see `layout.notes`.
+    flags: tuple[str, ...] = ()
 
     @property
     def directory(self) -> str:
         """Name of the checkpoint's directory."""
         return directory_name(self.generation, self.tag)
 
+    @property
+    def link(self) -> BaseLink:
+        """How another checkpoint names this one as its base."""
+        return BaseLink(self.generation, self.tag, self.token, self.manifest_sha256)
+
     @classmethod
-    def of(cls, manifest: Manifest, manifest_bytes: bytes) -> CommitMarker:
-        """Return the marker that publishes a manifest."""
+    def of(cls, manifest: Manifest, manifest_bytes: bytes, *, base: BaseLink | None = None) -> CommitMarker:
+        """Return the marker that publishes a manifest, stored against a base or whole."""
         return cls(
             run=manifest.run,
             generation=manifest.generation,
@@ -46,11 +81,18 @@ class CommitMarker:
             manifest_sha256=digest_of_manifest(manifest_bytes),
             raw_bytes=manifest.raw_bytes,
             created_unix=manifest.created_unix,
+            base=base,
+            metrics=manifest.notes.metrics,
+            flags=manifest.notes.flags,
         )
 
     def to_bytes(self) -> bytes:
         """Return the marker as canonical JSON."""
-        document = {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+        document: dict[str, Any] = asdict(self)
+        document["metrics"] = metrics_to_json(self.metrics)
+        document = {name: v for name, v in document.items() if name not in _OPTIONAL or v}
+        document["format"] = FORMAT
+        document["version"] = FORMAT_VERSIONS[bool(document.keys() & _OPTIONAL)]
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -67,13 +109,19 @@ class CommitMarker:
         document = parse_json(data, where)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise UnknownFormatError(f"{where}: not a FastCheck commit marker")
-        if document.get("version") != FORMAT_VERSION:
+        if document.get("version") not in FORMAT_VERSIONS:
             raise UnknownFormatError(
                 f"{where}: format version {document.get('version')!r}, this FastCheck reads "
-                f"{FORMAT_VERSION}; upgrade it"
+                f"{', '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
             )
         try:
-            marker = cls(**{name: document[name] for name in cls.__dataclass_fields__})
+            base = document.get("base")
+            marker = cls(
+                **{name: document[name] for name in cls.__dataclass_fields__.keys() - _OPTIONAL},
+                base=None if base is None else BaseLink.from_document(base),
+                metrics=metrics_from_json(document.get("metrics", {})),
+                flags=tuple(document.get("flags", ())),
+            )
             marker._check()
         except (KeyError, TypeError, ValueError, OverflowError, FastCheckError) as error:
             raise CorruptDataError(f"{where}: damaged ({type(error).__name__}: {error})") from error
@@ -81,14 +129,28 @@ class CommitMarker:
 
     def _check(self) -> None:
         check_name(self.run, "run")
-        check_name(self.tag, "tag")
-        for name in ("generation", "raw_bytes"):
-            value: Any = getattr(self, name)
-            if type(value) is not int or not 0 <= value < 2**62:
-                raise ValueError(f"{name} is {value!r}")
-        if not isinstance(self.token, str):
-            raise TypeError(f"token is {self.token!r}")
-        if not _SHA256.match(self.manifest_sha256):
-            raise ValueError(f"manifest_sha256 is {self.manifest_sha256!r}")
+        _check_identity(self)
+        _check_natural(self.raw_bytes, "raw_bytes")
         if isinstance(self.created_unix, bool) or not math.isfinite(self.created_unix):
             raise ValueError(f"created_unix is {self.created_unix!r}")
+        if not all(isinstance(flag, str) for flag in self.flags):
+            raise TypeError(f"flags are {self.flags!r}")
+        if self.base is not None and self.base.generation >= self.generation:
+            raise ValueError(f"the base of generation {self.generation} is {self.base.generation}")
+
+
+_OPTIONAL = frozenset(("base", "metrics", "flags"))
+
+
+def _check_identity(found: CommitMarker | BaseLink) -> None:
+    check_name(found.tag, "tag")
+    _check_natural(found.generation, "generation")
+    if not isinstance(found.token, str):
+        raise TypeError(f"token is {found.token!r}")
+    if not _SHA256.match(found.manifest_sha256):
+        raise ValueError(f"manifest_sha256 is {found.manifest_sha256!r}")
+
+
+def _check_natural(value: Any, name: str) -> None:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{name} is {value!r}")

@@ -488,7 +488,7 @@ def test_clear_uncommitted_leaves_committed_ones_alone(folder):
 def test_remove_takes_the_marker_first(folder):
     saved = Saved()
     saved.persist(folder)
-    crashing = CrashingStore(folder.store, 2, after=False)
+    crashing = CrashingStore(folder.store, 3, after=False)
     with pytest.raises(TierError):
         CheckpointFolder(crashing).remove(saved.directory)
     assert folder.committed() == []
@@ -516,7 +516,7 @@ BAD_MARKERS = {
     "too_large": MARKER.to_bytes() + b" " * 100_000,
     "of_another_generation": replace(MARKER, generation=4).to_bytes(),
     "of_another_tag": replace(MARKER, tag="other").to_bytes(),
-    "newer": MARKER.to_bytes().replace(b'"version":1', b'"version":2'),
+    "newer": MARKER.to_bytes().replace(b'"version":1', b'"version":3'),
     "pickle": pickle.dumps(MARKER),
 }
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError
-from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
 
+FROZEN = Path(__file__).parent / "frozen/marker_v2.json"
 MARKER = CommitMarker("run", 3, "t", "author", "0" * 64, 17, 1.5)
 
 
@@ -26,7 +29,7 @@ def bad_markers():
         "raw_bytes": [-1, None, 1.5],
         "created_unix": ["now", None, True, 10**400],
         "format": ["other", None],
-        "version": [2, "1", None],
+        "version": [3, "1", None],
     }
     for name, values in changes.items():
         yield from (json.dumps(good | {name: value}).encode() for value in values)
@@ -65,3 +68,46 @@ def test_marker_one_byte_changed_raises_a_known_error_or_is_well_formed(position
 def test_marker_round_trip_keeps_every_field():
     assert CommitMarker.from_bytes(MARKER.to_bytes()) == MARKER
     assert MARKER.directory == "00000003-t"
+
+
+DELTA = replace(
+    MARKER,
+    base=BaseLink(2, "s", "theirs", "1" * 64),
+    metrics={"loss": float("-inf"), "top1": 0.5},
+    flags=("nonfinite",),
+)
+
+
+def test_marker_with_base_metrics_and_flags_comes_back_and_is_of_version_2():
+    assert CommitMarker.from_bytes(DELTA.to_bytes()) == DELTA
+    for one in (replace(MARKER, base=DELTA.base), replace(MARKER, flags=DELTA.flags), DELTA):
+        assert json.loads(one.to_bytes())["version"] == 2
+        assert CommitMarker.from_bytes(one.to_bytes()) == one
+    assert json.loads(MARKER.to_bytes())["version"] == 1
+    assert "base" not in json.loads(MARKER.to_bytes())
+
+
+def test_frozen_marker_stays_readable_and_its_bytes_the_same():
+    """Written once by version 2 of the format; never to be regenerated."""
+    assert CommitMarker.from_bytes(FROZEN.read_bytes().strip()) == DELTA
+    assert DELTA.to_bytes() == FROZEN.read_bytes().strip()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"base": 3},
+        {"base": {"generation": 2}},
+        {"base": {"generation": 3, "tag": "s", "token": "x", "manifest_sha256": "1" * 64}},
+        {"base": {"generation": 2, "tag": "../s", "token": "x", "manifest_sha256": "1" * 64}},
+        {"base": {"generation": 2, "tag": "s", "token": 4, "manifest_sha256": "1" * 64}},
+        {"base": {"generation": 2, "tag": "s", "token": "x", "manifest_sha256": "1"}},
+        {"metrics": {"loss": "low"}},
+        {"flags": 7},
+        {"flags": [7]},
+    ],
+)
+def test_marker_with_a_base_or_notes_that_cannot_be_is_refused(damage):
+    data = json.dumps(json.loads(DELTA.to_bytes()) | damage).encode()
+    with pytest.raises(CorruptDataError):
+        CommitMarker.from_bytes(data)
