@@ -20,6 +20,7 @@ from fastcheck_dask.errors import ConfigError
 OnBusy = Literal["wait", "skip", "raise"]
 Compression = Literal["auto", "always", "never"]
 AuthScheme = Literal["digest", "sasl"]
+Persist = Literal["full", "incremental"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
@@ -34,6 +35,13 @@ _FIELDS = {
     "chunk_bytes": "chunk_bytes",
     "on_busy": "on_busy",
     "persist_every": "persist_every",
+    "persist": "persist",
+    "max_deltas": "max_deltas",
+    "full_hours": "full_hours",
+    "keep_last": "keep_last",
+    "keep_every": "keep_every",
+    "keep_hours": "keep_hours",
+    "keep_best": "keep_best",
     "local_dir": "local_dir",
     "encoders": "encoders",
     "encoder_cpus": "encoder_cpus",
@@ -73,6 +81,16 @@ class Settings:
     on_busy: OnBusy
     #: Each k-th generation goes to the object tier; 0 means none.
     persist_every: int
+    persist: Persist
+    #: Deltas that follow a whole checkpoint in the object tier, at most; and its age.
+    max_deltas: int
+    full_hours: float
+    #: What stays in the object tier. None: no such rule; -1: everything.
+    keep_last: int | None
+    keep_every: int | None
+    keep_hours: float | None
+    #: Metric, "min" or "max", and how many.
+    keep_best: tuple[str, str, int] | None
     local_dir: str | None
     encoders: int
     #: CPUs that the encoder processes may use; None: those of the trainer.
@@ -143,6 +161,13 @@ def settings(**overrides: Any) -> Settings:
         chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
         on_busy=cast(OnBusy, get("on_busy", "on-busy", _on_busy)),
         persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
+        persist=cast(Persist, get("persist", "persist", _persist)),
+        max_deltas=get("max_deltas", "max-deltas", _whole, within=(0, 1000)),
+        full_hours=get("full_hours", "full-hours", _number, within=(0, math.inf)),
+        keep_last=get("keep_last", "keep.last", _kept),
+        keep_every=get("keep_every", "keep.every", _kept),
+        keep_hours=get("keep_hours", "keep.hours", _kept_hours),
+        keep_best=get("keep_best", "keep.best", _kept_best),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
         encoders=get("encoders", "encoders", partial(_encoders, cpus), within=(1, math.inf)),
         encoder_cpus=cpus,
@@ -227,6 +252,45 @@ def _compression(value: Any) -> str:
     if value not in ("auto", "always", "never"):
         raise ValueError("'auto', 'always' or 'never' is wanted")
     return str(value)
+
+
+def _persist(value: Any) -> str:
+    if value not in ("full", "incremental"):
+        raise ValueError("'full' or 'incremental' is wanted")
+    return str(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(number := float(value)):
+        raise ValueError("a number is wanted")
+    return number
+
+
+def _kept(value: Any) -> int | None:
+    return None if value is None else int(_positive(_whole(value)))
+
+
+def _kept_hours(value: Any) -> float | None:
+    return None if value is None else _positive(_number(value))
+
+
+def _positive(value: float) -> float:
+    if value != -1 and value <= 0:
+        # 0 is refused: whether it means all or none, somebody would lose what he wanted to keep.
+        raise ValueError("more than 0 is wanted, or -1 or None to keep everything")
+    return value
+
+
+def _kept_best(value: Any) -> tuple[str, str, int] | None:
+    if value is None:
+        return None
+    wanted = ValueError("(metric, 'min' or 'max', how many) is wanted, such as ('loss', 'min', 3)")
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise wanted
+    metric, mode, count = value
+    if not isinstance(metric, str) or not metric or mode not in ("min", "max") or _whole(count) < 1:
+        raise wanted
+    return metric, str(mode), int(count)
 
 
 def _auth_scheme(value: Any) -> str:

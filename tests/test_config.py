@@ -44,6 +44,8 @@ def test_settings_override_by_field_or_option_name_is_the_same():
     for option, field in _FIELDS.items():
         value = {
             "on_busy": "skip",
+            "persist": "incremental",
+            "keep_best": ("loss", "min", 3),
             "local_dir": "/x",
             "chunk_bytes": 4096,
             "compression": "never",

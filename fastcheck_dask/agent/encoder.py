@@ -43,7 +43,7 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
             compress=message["compress"],
         )
         took = time.perf_counter() - started
-        results.append([at, payload.nbytes, payload.digest, payload.crc32c, took])
+        results.append([at, payload.nbytes, payload.digest, payload.crc32c, took, payload.nonfinite])
         at += payload.nbytes
     return {"id": message["id"], "results": results}
 

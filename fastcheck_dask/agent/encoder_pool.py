@@ -214,7 +214,7 @@ class EncoderPool:
         return reply
 
     def _chunk(self, task: Task, result: list[Any]) -> EncodedChunk:
-        at, nbytes, digest, crc32c, seconds = result
+        at, nbytes, digest, crc32c, seconds, nonfinite = result
         return EncodedChunk(
             key=task.key,
             shard=task.shard,
@@ -224,6 +224,7 @@ class EncoderPool:
             crc32c=crc32c,
             payload=self._arena[at : at + nbytes],
             encode_seconds=seconds,
+            nonfinite=nonfinite,
         )
 
     async def _replace(self, process: _Process) -> None:

@@ -186,7 +186,7 @@ def _as_rank(
         commit_seconds=settings.commit_seconds,
         above=max(numbers, default=0),
     )
-    return of_rank, RankDuties(of_rank, ranks["location"])
+    return of_rank, RankDuties(of_rank, ranks["location"], rank=ranks["rank"])
 
 
 async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:

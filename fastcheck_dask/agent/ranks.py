@@ -28,10 +28,12 @@ class RankDuties:
         Of this rank.
     location : str
         The checkpoint directory of all ranks.
+    rank : int
+        Number of this rank.
     """
 
-    def __init__(self, coordinator: RankCoordinator, location: str) -> None:
-        self._coordinator, self._location = coordinator, location
+    def __init__(self, coordinator: RankCoordinator, location: str, *, rank: int) -> None:
+        self._coordinator, self._location, self._rank = coordinator, location, rank
 
     def gave_up(self, tag: str, token: str, reason: str) -> None:
         """Tell the other ranks that this one has no part for a save."""
@@ -48,6 +50,19 @@ class RankDuties:
                 folder.publish(JointMarker(**vars(commit)))
         except FastCheckError as error:
             log.warning("joint checkpoints in %s are not marked as such: %s", self._location, error)
+
+    def proven_generation(self) -> int | None:
+        """Return this rank's generation of the newest checkpoint that all ranks have in the object tier.
+
+        None if there is none, or nobody knows: what is older may then be the only one that all have.
+        """
+        try:
+            markers = JointFolder(self._location).markers()
+        except FastCheckError as error:
+            log.warning("nothing is removed: the joint checkpoints cannot be listed: %s", error)
+            return None
+        fitting = [marker for marker in markers if self._rank < marker.world_size]
+        return fitting[-1].generations[self._rank] if fitting else None
 
 
 def known_commits(coordinator: Coordinator, run: str) -> dict[str, Any]:

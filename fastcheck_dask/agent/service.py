@@ -25,9 +25,11 @@ from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, RunClaim
 from fastcheck_dask.coordination.leases import renew
 from fastcheck_dask.coordination.runs import RunDescription, describe
+from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.engine.retention import Retention
 from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, publish
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, parse
@@ -43,6 +45,7 @@ from fastcheck_dask.errors import (
     to_wire,
 )
 from fastcheck_dask.ids import directory_name
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
@@ -115,7 +118,16 @@ class SaveService:
             compression=CompressionPolicy(settings.compression, settings.encoders),
             substitute=self._placing.substitute,
         )
-        self._persister = Persister(config.location, self._folder, self._encoders, coordinator, client)
+        incremental = settings.persist == "incremental"
+        self._persister = Persister(
+            config.location,
+            self._folder,
+            self._encoders,
+            coordinator,
+            client,
+            chains=ChainPolicy(settings.max_deltas, settings.full_hours) if incremental else None,
+            retention=Retention.of(settings),
+        )
         self._lease = LeaseKeeper(
             config.run,
             client,
@@ -125,6 +137,8 @@ class SaveService:
         self._persisting: asyncio.Task[None] | None = None
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
+        #: Of the newest checkpoint, be it in a slot or not: what is suspicious is judged by it.
+        self._before: Manifest | None = None
         #: Newest generation that the object tier or a save of this agent has; None: the tier has to be asked.
         self._newest_written: int | None = None
         #: The run's commits when the coordinator was last asked, and ours since; oldest first.
@@ -151,7 +165,7 @@ class SaveService:
         if records:
             self._lease.note(records[-1])
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
-            self._resume_persist(records[-1])
+            self._adopted(records[-1])
         await self._mark_persisted()
         return self._slots.free
 
@@ -165,12 +179,17 @@ class SaveService:
         records = await asyncio.to_thread(self._records)
         if not records or not self._slots.adopt(number, records[-1]):
             return False
-        self._resume_persist(records[-1])
+        self._adopted(records[-1])
         return True
 
     def set_busy(self, busy: bool) -> None:
         """Note that the training begins to communicate, or has ended: meanwhile nothing large is sent."""
         self._pacer.set_busy(busy)
+
+    def _adopted(self, latest: CommitRecord) -> None:
+        base = self._slots.base
+        self._before = None if base is None else base.manifest
+        self._resume_persist(latest)
 
     def accept(self, number: int) -> None:
         """Note that a snapshot in a slot waits to be saved."""
@@ -185,6 +204,7 @@ class SaveService:
             saved = await self._save(snapshot, slot)
             self._newest_written = saved.record.generation
             self._lease.note(saved.record)
+            self._before = saved.manifest
         except Exception as error:  # whatever it was, training goes on and the handle has to say it
             log.warning("save %d failed: %s", seq, error, exc_info=not isinstance(error, FastCheckError))
             self._notify({"event": "failed", "seq": seq, "error": to_wire(error)})
@@ -206,6 +226,13 @@ class SaveService:
         """Tell the other ranks, if there are any, that a save of this one failed."""
         if self._ranks is not None and tag:
             await asyncio.to_thread(self._ranks.gave_up, tag, token, reason)
+
+    async def _retire(self) -> None:
+        """Remove what the rules do not keep, now that a newer checkpoint is complete (on all ranks)."""
+        if self._ranks is None:
+            await self._persister.retire()
+        elif (proven := await asyncio.to_thread(self._ranks.proven_generation)) is not None:
+            await self._persister.retire(proven)
 
     async def _mark_persisted(self) -> None:
         if self._ranks is not None:
@@ -238,6 +265,9 @@ class SaveService:
         )
         if stats.degraded:
             log.warning("generation %d (%s): %s", saved.record.generation, saved.record.tag, stats.degraded)
+        if stats.flags:
+            told = saved.manifest.notes.describe()
+            log.warning("generation %d (%s) is flagged: %s", saved.record.generation, saved.record.tag, told)
         self._notify(
             {
                 "event": "committed",
@@ -252,6 +282,7 @@ class SaveService:
                     "nodes": list(stats.nodes),
                     "replaced": stats.replaced,
                     "degraded": stats.degraded,
+                    "flags": list(stats.flags),
                     "save_seconds": stats.seconds,
                     "compressed": stats.compressed,
                     "encode_bytes_per_second": stats.encode_bytes_per_second,
@@ -288,6 +319,7 @@ class SaveService:
                     base=self._slots.base,
                     generation=generation,
                     seal=seal,
+                    before=self._before,
                 )
             except (NodeUnavailableError, NodeFullError) as error:
                 # And no other node was to be had: with fewer shards, if that is allowed.
@@ -313,8 +345,8 @@ class SaveService:
         A number that is used twice would let an older state in another tier pass for the newest.
         """
         if self._newest_written is None:
-            # Not for every save: each marker is a file to read, and this agent alone writes more of them.
-            self._newest_written = max((m.generation for m in self._folder.committed()), default=0)
+            # Not for every save: this agent alone writes more of them.
+            self._newest_written = self._folder.newest_generation()
         return max(self._newest_written, decided, *self._slots.generations(), 0)
 
     async def _save_to_objects(
@@ -327,6 +359,8 @@ class SaveService:
             persister=self._persister,
             seal=seal,
             degraded=choice.degraded,
+            base=self._slots.base,
+            before=self._before,
         )
         saved.stats.compressed = self._config.settings.compression != "never"
         try:
@@ -346,6 +380,7 @@ class SaveService:
         if saved.record.persisted:
             await self._mark_persisted()
             self._notify({"event": "persisted", "seq": seq})
+            await self._retire()
             return
         every = self._config.settings.persist_every
         if every == 0 or saved.record.generation % every:
@@ -385,6 +420,7 @@ class SaveService:
                     },
                 }
             )
+            await self._retire()
         finally:
             if number is not None:
                 self._slots.release(number, "persist")

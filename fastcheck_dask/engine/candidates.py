@@ -6,10 +6,12 @@ import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.errors import CheckpointNotFoundError
-from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
+from fastcheck_dask.ids import directory_name
+from fastcheck_dask.tiers.checkpoint_folder import CommitMarker, Survey
 from fastcheck_dask.tiers.local import SlotState, SlotStatus
 
 log = logging.getLogger(__name__)
@@ -71,8 +73,37 @@ def candidates(
     return ordered
 
 
+def not_retired(records: Iterable[CommitRecord], survey: Survey) -> list[CommitRecord]:
+    """Return the commits that are not known to have been removed from the object tier for good.
+
+    The coordinator does not forget: a generation that was persisted and has no commit marker any more, while
+    a newer one has, was removed by the rules of what stays.
+    """
+    there = {(marker.generation, marker.token) for marker in survey.committed}
+    newest = max((generation for generation, _ in there), default=-1)
+    damaged = {Path(marker.path).stem for marker in survey.damaged}
+    return [
+        record
+        for record in records
+        if not record.persisted
+        or record.generation >= newest
+        or (record.generation, record.token) in there
+        or directory_name(record.generation, record.tag) in damaged
+    ]
+
+
+def tags_of(records: Iterable[CommitRecord], survey: Survey) -> list[str]:
+    """Return the tags of the committed checkpoints that there still are, oldest first."""
+    known = {(record.generation, record.tag) for record in not_retired(records, survey)}
+    known |= {(marker.generation, marker.tag) for marker in survey.committed}
+    return [tag for _, tag in sorted(known)]
+
+
 def _log_lost_markers(ordered: list[Candidate]) -> None:
     for candidate in ordered:
+        if candidate.marker is not None:
+            # Older ones may have been removed, by the rules of what stays.
+            return
         if candidate.record is not None and candidate.record.persisted and candidate.marker is None:
             log.warning(
                 "generation %d (%s) is persisted to the coordinator, but the object tier has no commit "

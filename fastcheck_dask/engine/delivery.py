@@ -111,6 +111,8 @@ class Delivery:
         self._replacing = [asyncio.Lock() for _ in nodes]
         self._choosing = asyncio.Lock()
         self.digests: dict[str, str] = {}
+        #: Keys of the chunks that hold a NaN or an infinity.
+        self.nonfinite: set[str] = set()
         self.meter = Meter()
         self.sent_bytes = 0
         #: Bytes and seconds of what each node took.
@@ -159,6 +161,8 @@ class Delivery:
         for chunk in chunks:
             by_shard.setdefault(chunk.shard, []).append(chunk)
             self.digests[chunk.key] = chunk.digest
+            if chunk.nonfinite:
+                self.nonfinite.add(chunk.key)
             self.meter.encoded(chunk.raw_nbytes, chunk.encode_seconds)
         with self.meter.sending(sum(chunk.payload.nbytes for chunk in chunks)):
             await together(self._put_shard(shard, group) for shard, group in by_shard.items())

@@ -11,6 +11,7 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller, 
 
 from fastcheck_dask.engine.plan import Piece
 from fastcheck_dask.layout.casts import is_cast
+from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.layout.parity import combine
 
 Bits = npt.NDArray[np.uint8]
@@ -28,6 +29,8 @@ class Payload:
     digest: str
     #: crc32c of the payload.
     crc32c: int
+    #: Whether the bits hold a NaN or an infinity; False for parity, whose bits are no numbers.
+    nonfinite: bool = False
 
 
 def digest(bits: Bits) -> str:
@@ -85,7 +88,9 @@ class TaskEncoder:
                 length = XorDelta(base=before, residual=residual, dtype=dtype).encode_into(raw, out)
             else:
                 length = PrefixIndex(dtype=dtype).encode_into(raw, out)
-        return Payload(length, digest(raw), checksum(out[:length]))
+        # Here, since the chunk is in the cache.
+        nonfinite = not is_parity and has_nonfinite(raw, dtype)
+        return Payload(length, digest(raw), checksum(out[:length]), nonfinite)
 
     def _bits(self, which: int, slot: Bits, pieces: tuple[Piece, ...], nbytes: int) -> Bits:
         if len(pieces) == 1 and pieces[0][1] == nbytes:

@@ -33,15 +33,14 @@ from fastcheck_dask.errors import (
     ShardUnavailableError,
     UnrecoverableError,
 )
-from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import Stripe, parity_nbytes
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient, Read
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class ChunkLoader:
         *,
         record: CommitRecord | None,
         client: Callable[[str, str], PeerClient],
-        folder: CheckpointFolder | None,
+        stored: StoredCheckpoint | None,
         report: LoadReport,
         newest: bool = True,
     ) -> None:
@@ -80,7 +79,8 @@ class ChunkLoader:
         self._region = region
         self._record = record
         self._client = client
-        self._folder = folder
+        #: The same checkpoint in the object tier.
+        self._stored = stored
         self._report = report
         #: Chunks whose bits are in their region, verified.
         self._good: set[str] = set()
@@ -185,7 +185,7 @@ class ChunkLoader:
                 room,
                 record=self._record,
                 client=self._client,
-                folder=None,
+                stored=None,
                 report=self._report,
             )
             await loader._from_nodes(batch)
@@ -376,12 +376,9 @@ class ChunkLoader:
         key, got = descriptor.key, checksum(payload)
         if got != descriptor.crc32c:
             raise ShardCorruptError(key, where, f"{descriptor.crc32c:#010x}", f"{got:#010x}")
-        self._decode_bits(key, descriptor.dtype, payload, target, where=where)
-
-    def _decode_bits(self, key: str, dtype: str, payload: Bits, target: Bits, *, where: str) -> None:
         try:
             # The digest below is the stronger check; the codec's own would read the bits once more.
-            PrefixIndex(dtype=dtype, checksum=False).decode(payload, out=target)
+            PrefixIndex(dtype=descriptor.dtype, checksum=False).decode(payload, out=target)
         except CodecError as error:
             raise ShardCorruptError(key, where, self._manifest.digests[key], str(error)) from error
         found = digest(target)
@@ -449,15 +446,15 @@ class ChunkLoader:
         return bits
 
     async def _from_objects(self, keys: list[str]) -> None:
-        if self._folder is None or not keys:
+        stored = self._stored
+        if stored is None or not keys:
             return
-        directory = directory_name(self._manifest.generation, self._manifest.tag)
         readers = asyncio.Semaphore(_OBJECT_READERS)
 
         async def one(key: str) -> None:
             async with readers:
                 try:
-                    received = await asyncio.to_thread(self._read_object, directory, key)
+                    _, received = await asyncio.to_thread(stored.read, key, out=self._region(key))
                 except FastCheckError as error:
                     self._causes.append(str(error))
                 else:
@@ -474,14 +471,6 @@ class ChunkLoader:
                 len(keys),
                 sum(key in self._good for key in keys),
             )
-
-    def _read_object(self, directory: str, key: str) -> int:
-        assert self._folder is not None
-        payload = self._folder.read_chunk(directory, key)
-        dtype = codec_dtype(self._manifest.chunks[key].dtype)
-        where = f"the object tier ({directory})"
-        self._decode_bits(key, dtype, payload, self._region(key), where=where)
-        return int(payload.nbytes)
 
     async def _repair(self) -> None:
         """Give nodes that live and lost single chunks a good copy again."""

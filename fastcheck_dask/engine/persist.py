@@ -9,20 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import starmap
 from typing import Any
 
+from fastcheck_codecs import is_delta
+
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
+from fastcheck_dask.engine.chains import ChainPolicy, choose_base
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
+from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.engine.save import Base, SaveStats, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import FastCheckError, TierError, UnrecoverableError
-from fastcheck_dask.ids import directory_name
+from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.commit_marker import BaseLink
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +43,40 @@ class Persisted:
 
     by_nodes_bytes: int
     by_host_bytes: int
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A committed generation on its way into the object tier."""
+
+    manifest: Manifest
+    record: CommitRecord
+    directory: str
+    #: What it is stored against.
+    base: StoredCheckpoint | None
+    #: Why nodes did not write what they were asked to.
+    causes: list[str] = field(default_factory=list)
+
+    @property
+    def link(self) -> BaseLink | None:
+        return None if self.base is None else self.base.marker.link
+
+    @property
+    def keys(self) -> list[str]:
+        """The chunks that are not with the base."""
+        manifest = self.manifest
+        return list(manifest.chunks) if self.base is None else keys_apart(manifest, self.base.manifest)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A snapshot whose chunks are in the object tier."""
+
+    digests: dict[str, str]
+    #: Keys of the chunks that hold a NaN or an infinity.
+    nonfinite: set[str]
+    #: What they are stored against.
+    base: BaseLink | None
 
 
 class Persister:
@@ -53,6 +94,11 @@ class Persister:
         Is told what is persisted.
     client : callable
         Opens a node by name and address.
+    chains : ChainPolicy, optional
+        When a checkpoint is stored against the one before it. Without it each is whole, unless another author
+        of the same one said otherwise before.
+    retention : Retention, optional
+        What stays when a newer checkpoint is complete; everything, unless given.
     """
 
     def __init__(
@@ -62,7 +108,11 @@ class Persister:
         encoder: Encoder | None,
         coordinator: Coordinator,
         client: Callable[[str, str], PeerClient],
+        *,
+        chains: ChainPolicy | None = None,
+        retention: Retention | None = None,
     ) -> None:
+        self._chains, self._retention = chains, retention or Retention()
         self._location, self._folder = location, folder
         self._encoder, self._coordinator, self._client = encoder, coordinator, client
 
@@ -88,16 +138,20 @@ class Persister:
             give them.
         """
         directory = directory_name(manifest.generation, manifest.tag)
-        if await asyncio.to_thread(self._begin, manifest):
-            causes: list[str] = []
-            written, left = await self._write_by_nodes(manifest, record, directory, causes)
+        if not await asyncio.to_thread(self._is_there, manifest):
+            base = await asyncio.to_thread(
+                self._base_of, directory, manifest.run, manifest.token, created_unix=manifest.created_unix
+            )
+            work = _Work(manifest, record, directory, base)
+            await asyncio.to_thread(self._folder.clear_others, manifest, base=work.link)
+            written, left = await self._write_by_nodes(work)
             by_host = 0
             if left:
                 if source is not None:
                     by_host = await self.write_from_slot(source, left, directory)
                 else:
-                    by_host = await self._write_rebuilt(manifest, left, record, directory, causes)
-            await asyncio.to_thread(self.publish, manifest, data)
+                    by_host = await self._write_rebuilt(work, left)
+            await asyncio.to_thread(self.publish, manifest, data, work.link)
         else:
             written, by_host = 0, 0
         await asyncio.to_thread(
@@ -105,6 +159,17 @@ class Persister:
         )
         await self._tell_nodes(record)
         return Persisted(written, by_host)
+
+    async def retire(self, proven: int | None = None) -> None:
+        """Remove what the rules do not keep; to be called when a newer checkpoint is complete.
+
+        What cannot be removed now is next time; it is no reason to take a save for failed. See
+        `engine.retention` for `proven`.
+        """
+        try:
+            await asyncio.to_thread(retire, self._folder, self._retention, proven=proven)
+        except FastCheckError as error:
+            log.warning("old checkpoints could not be removed from %s: %s", self._location, error)
 
     async def _tell_nodes(self, record: CommitRecord) -> None:
         """Let the nodes evict the run once its lease has ended; who does not hear it asks the coordinator."""
@@ -125,40 +190,101 @@ class Persister:
 
         await together(starmap(tell, zip(record.nodes, record.addresses, strict=True)))
 
-    def _begin(self, manifest: Manifest) -> bool:
-        """Make room for a committed generation; False if it is there already."""
+    def _is_there(self, manifest: Manifest) -> bool:
         marker = self._folder.marker(directory_name(manifest.generation, manifest.tag))
-        if marker is not None and marker.token == manifest.token:
-            return False
-        self._folder.clear_others(manifest)
-        return True
+        return marker is not None and marker.token == manifest.token
+
+    def _base_of(
+        self, directory: str, run: str, token: str, *, created_unix: float
+    ) -> StoredCheckpoint | None:
+        """Say against which checkpoint one is stored: as its first author said, or as the policy says."""
+        planned = self._folder.planned(directory, token)
+        if planned is None:
+            if self._chains is None:
+                return None
+            parsed = parse_directory_name(directory)
+            assert parsed is not None, directory
+            chosen = choose_base(
+                self._folder.committed(),
+                self._chains,
+                run=run,
+                generation=parsed[0],
+                created_unix=created_unix,
+            )
+            link = None if chosen is None or self._opened(directory, chosen.link) is None else chosen.link
+            planned = (self._folder.plan(directory, token, link),)
+        if planned[0] is None:
+            return None
+        base = self._opened(directory, planned[0])
+        if base is None:
+            self._folder.plan_whole(directory, token)
+        return base
+
+    def _opened(self, directory: str, link: BaseLink) -> StoredCheckpoint | None:
+        """Open a base and everything that it needs; None if that cannot be had."""
+        try:
+            marker = self._folder.marker(link.directory)
+            if marker is None or marker.link != link:
+                raise TierError(f"{link.directory} is gone, or another one")
+            base = StoredCheckpoint(self._folder, marker)
+            # Also of the bases beneath it: a chain that is broken already shall not get longer.
+            assert base.chain
+        except FastCheckError as error:
+            log.warning("%s is stored whole: %s", directory, error)
+            return None
+        return base
 
     @property
     def _slot_encoder(self) -> Encoder:
         assert self._encoder is not None, "there are no slots on this host"
         return self._encoder
 
-    def publish(self, manifest: Manifest, data: bytes) -> None:
+    def publish(self, manifest: Manifest, data: bytes, base: BaseLink | None = None) -> None:
         """Write the metadata, and the marker that makes the chunks of a generation a checkpoint."""
-        self._folder.write_metadata(manifest)
-        self._folder.publish(manifest, data)
+        self._folder.write_metadata(manifest, base=base)
+        self._folder.publish(manifest, data, base=base)
 
-    async def write_whole(self, snapshot: Snapshot, generation: int, stats: SaveStats) -> dict[str, str]:
-        """Write every chunk of a snapshot that is not committed yet; return the digests."""
+    async def write_snapshot(
+        self, run: str, snapshot: Snapshot, *, generation: int, stats: SaveStats, before: Base | None
+    ) -> Written:
+        """Write the chunks of a snapshot that is not committed yet.
+
+        Parameters
+        ----------
+        run, snapshot, generation
+            What is written.
+        stats : SaveStats
+            Is told what was.
+        before : Base or None
+            The checkpoint in the other slot: deltas are made if it is the one that the policy wants as base.
+        """
         directory = directory_name(generation, snapshot.tag)
         await asyncio.to_thread(self._folder.clear_uncommitted, directory)
-        digests: dict[str, str] = {}
+        stored = await asyncio.to_thread(
+            self._base_of, directory, run, snapshot.token, created_unix=snapshot.created_unix
+        )
+        shared = (
+            {} if stored is None else {key: stored.manifest.digests[key] for key in stored.manifest.chunks}
+        )
+        has_bits = stored is not None and before is not None and before.manifest.token == stored.marker.token
+        slot, content = (before.slot, before.content) if has_bits and before is not None else (None, None)
+        written = Written({}, set(), None if stored is None else stored.marker.link)
 
         async def write(chunks: list[EncodedChunk]) -> None:
             for chunk in chunks:
-                digests[chunk.key] = chunk.digest
+                written.digests[chunk.key] = chunk.digest
+                if chunk.nonfinite:
+                    written.nonfinite.add(chunk.key)
+                stats.chunks += 1
+                if shared.get(chunk.key) == chunk.digest:
+                    continue
                 await asyncio.to_thread(self._folder.write_chunk, directory, chunk.key, chunk.payload)
                 stats.sent_bytes += chunk.payload.nbytes
-                stats.chunks += 1
+                stats.deltas += is_delta(chunk.payload)
 
-        jobs = list(jobs_for_objects(snapshot.content, budget_bytes=JOB_BYTES))
-        await send_jobs(self._slot_encoder, jobs, write, snapshot.slot, None)
-        return digests
+        jobs = list(jobs_for_objects(snapshot.content, base=content, budget_bytes=JOB_BYTES))
+        await send_jobs(self._slot_encoder, jobs, write, snapshot.slot, slot)
+        return written
 
     async def write_from_slot(self, source: Base, keys: Iterable[str], directory: str) -> int:
         """Encode data chunks from a slot and write them; return their bytes."""
@@ -176,46 +302,39 @@ class Persister:
         await send_jobs(self._slot_encoder, jobs, write, source.slot, None)
         return written
 
-    async def _write_rebuilt(
-        self, manifest: Manifest, keys: list[str], record: CommitRecord, directory: str, causes: list[str]
-    ) -> int:
+    async def _write_rebuilt(self, work: _Work, keys: list[str]) -> int:
         """Rebuild data chunks from what the nodes have, and write them; return their bytes."""
-        written = 0
+        written, manifest = 0, work.manifest
         try:
-            async for key, payload in rebuilt(manifest, keys, record=record, client=self._client):
-                await asyncio.to_thread(self._folder.write_chunk, directory, key, payload)
+            async for key, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
+                await asyncio.to_thread(self._folder.write_chunk, work.directory, key, payload)
                 written += payload.nbytes
         except UnrecoverableError as error:
             raise TierError(
                 f"generation {manifest.generation}: {len(keys)} chunks (first {keys[0]}) could be written by "
                 f"no storage node, are not in shared memory, and cannot be rebuilt ({error}); it cannot be "
-                f"persisted. Causes: {'; '.join(causes) or 'the nodes have no intact copy'}"
+                f"persisted. Causes: {'; '.join(work.causes) or 'the nodes have no intact copy'}"
             ) from error
         return written
 
-    async def _write_by_nodes(
-        self, manifest: Manifest, record: CommitRecord, directory: str, causes: list[str]
-    ) -> tuple[int, list[str]]:
+    async def _write_by_nodes(self, work: _Work) -> tuple[int, list[str]]:
         """Have each data shard written by its node; return the bytes, and the chunks that no node wrote."""
-        if manifest.layout is None or not record.nodes:
-            return 0, list(manifest.chunks)
+        layout, wanted = work.manifest.layout, work.keys
+        if layout is None or not work.record.nodes:
+            return 0, wanted
+        chosen = set(wanted)
+        by_shard = [
+            [key for key in _keys_to_write(work.manifest, layout.keys_of(shard)) if key in chosen]
+            for shard in range(layout.shards)
+        ]
         results = await together(
-            self._write_shard(manifest, shard, record, directory, causes)
-            for shard in range(manifest.layout.shards)
+            self._write_shard(work, shard, keys) for shard, keys in enumerate(by_shard) if keys
         )
         return sum(r[0] for r in results), [key for r in results for key in r[1]]
 
-    async def _write_shard(
-        self,
-        manifest: Manifest,
-        shard: int,
-        record: CommitRecord,
-        directory: str,
-        causes: list[str],
-    ) -> tuple[int, list[str]]:
-        assert manifest.layout is not None
-        keys = _keys_to_write(manifest, manifest.layout.keys_of(shard))
-        client = self._client(record.nodes[shard], record.addresses[shard])
+    async def _write_shard(self, work: _Work, shard: int, keys: list[str]) -> tuple[int, list[str]]:
+        manifest = work.manifest
+        client = self._client(work.record.nodes[shard], work.record.addresses[shard])
         identity: dict[str, Any] = {
             "run": manifest.run,
             "generation": manifest.generation,
@@ -230,13 +349,14 @@ class Persister:
                     nbytes, lacking = await client.persist(
                         **identity,
                         location=self._location,
-                        directory=directory,
+                        directory=work.directory,
                         keys=batch,
                         derived={
                             key: (source, manifest.chunks[key].dtype, manifest.digests[key])
                             for key in batch
                             if (source := manifest.sources.get(key)) is not None
                         },
+                        base=None if work.link is None else asdict(work.link),
                     )
                     written += nbytes
                     missing += lacking
@@ -245,7 +365,7 @@ class Persister:
                 await client.unpin(**identity)
         except FastCheckError as error:
             # Whatever kept the node from it: the host tries, and fails by itself where the object tier does.
-            causes.append(f"shard {shard}: {error}")
+            work.causes.append(f"shard {shard}: {error}")
             log.warning(
                 "generation %d, shard %d: %s; the training host writes its chunks",
                 manifest.generation,

@@ -120,11 +120,11 @@ def jobs_for_peers(
 
 
 def jobs_for_objects(
-    content: Content, keys: Iterable[str] | None = None, *, budget_bytes: int
+    content: Content, keys: Iterable[str] | None = None, *, base: Content | None = None, budget_bytes: int
 ) -> Iterator[Job]:
-    """Plan the encoding of whole data chunks, all of them or those named."""
+    """Plan the encoding of data chunks, all of them or those named: whole, or against a base."""
     chosen = content.chunks if keys is None else keys
-    yield from _batched(([_data_task(content, key, 0, None)] for key in chosen), budget_bytes)
+    yield from _batched(([_data_task(content, key, 0, base)] for key in chosen), budget_bytes)
 
 
 def batches_of(

@@ -57,7 +57,7 @@ async def rebuilt(
             return bits.setdefault(key, np.empty(manifest.nbytes_of(key), np.uint8))
 
         report = LoadReport(manifest.generation, manifest.tag)
-        loader = ChunkLoader(manifest, region, record=record, client=client, folder=None, report=report)
+        loader = ChunkLoader(manifest, region, record=record, client=client, stored=None, report=report)
         await loader.load(batch)
         for key in batch:
             yield key, PrefixIndex(dtype=codec_dtype(manifest.chunks[key].dtype)).encode(bits[key])

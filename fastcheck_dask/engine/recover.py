@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +27,15 @@ from fastcheck_dask.errors import (
     TierError,
     UnrecoverableError,
 )
-from fastcheck_dask.ids import parse_directory_name
+from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.layout.chunks import ArraySpec, place
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import select, unflatten
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
+from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Recovery:
         include: str | list[str] | None = None,
         free_slot: int | None = None,
         token: str | None = None,
+        healthy: bool = False,
     ) -> Recovered | None:
         """Load the newest checkpoint that can be had complete, or the one with a tag.
 
@@ -81,6 +85,8 @@ class Recovery:
             A slot that may be filled with the newest checkpoint, so that the next save is a delta.
         token : str, optional
             Of the checkpoint with that tag, where all ranks have to load the same one.
+        healthy : bool
+            Skip the checkpoints that are flagged.
 
         Returns
         -------
@@ -104,8 +110,17 @@ class Recovery:
             # What a fallback may need is given up only when the newer checkpoint is there.
             late = any(other.slot == fill for other in found)
             try:
+                manifest = await self._manifest(candidate)
+                if healthy and manifest.notes.flags:
+                    raise CorruptDataError(f"it is flagged: {manifest.notes.describe()}")
                 return await self._load_one(
-                    candidate, include, skipped, fill=fill, late=late, newest=candidate is found[0]
+                    candidate,
+                    manifest,
+                    include,
+                    skipped,
+                    fill=fill,
+                    late=late,
+                    newest=candidate is found[0],
                 )
             except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
                 for cause in getattr(error, "causes", ()):
@@ -165,6 +180,7 @@ class Recovery:
     async def _load_one(
         self,
         candidate: Candidate,
+        manifest: Manifest,
         include: str | list[str] | None,
         skipped: list[str],
         *,
@@ -173,7 +189,6 @@ class Recovery:
         newest: bool,
     ) -> Recovered:
         started = time.monotonic()
-        manifest = await self._manifest(candidate)
         paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
         arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
         report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
@@ -185,7 +200,7 @@ class Recovery:
             memory.region,
             record=candidate.record,
             client=self._client,
-            folder=self._folder,
+            stored=await asyncio.to_thread(self._stored, candidate, manifest),
             report=report,
             newest=newest,
         )
@@ -209,6 +224,20 @@ class Recovery:
             report.seconds,
         )
         return Recovered(state, manifest, report, filled)
+
+    def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:
+        """Return the checkpoint in the object tier, also if its marker is lost: its chunks may be there."""
+        if self._folder is None:
+            return None
+        marker = candidate.marker
+        if marker is None:
+            directory, base = directory_name(manifest.generation, manifest.tag), None
+            try:
+                base = (self._folder.planned(directory, manifest.token) or (None,))[0]
+            except FastCheckError as error:
+                log.warning("%s is taken for whole: %s", directory, error)
+            marker = CommitMarker.of(manifest, manifest.to_bytes(), base=base)
+        return StoredCheckpoint(self._folder, marker, manifest)
 
     def _memory(
         self,

@@ -28,7 +28,9 @@ from fastcheck_dask.errors import (
     FencedError,
     NodeFullError,
 )
+from fastcheck_dask.layout.health import notes_of
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
+from fastcheck_dask.layout.notes import Notes
 from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.peer import PeerClient
@@ -56,6 +58,8 @@ class Snapshot:
     raw_bytes: int
     #: Digests of the chunks of derived arrays, which are not sent.
     derived_digests: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: What the user said of it.
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class SaveStats:
     #: Bytes and seconds of what each node took.
     transfers: dict[str, tuple[int, float]] = field(default_factory=dict)
     degraded: str | None = None
+    #: Why the checkpoint is not taken for healthy.
+    flags: tuple[str, ...] = ()
     seconds: float = 0.0
     #: False: the chunks went raw and whole, because the links are faster than the encoders or by setting.
     compressed: bool = True
@@ -134,6 +140,7 @@ class PeerSaver:
         base: Base | None,
         generation: int,
         seal: Callable[[bytes], None],
+        before: Manifest | None = None,
     ) -> Saved:
         """Make a snapshot the newest committed generation.
 
@@ -152,6 +159,8 @@ class PeerSaver:
         seal : callable
             Stores the manifest beside the snapshot just before the commit, so that after a crash the slot
             is known to hold it.
+        before : Manifest, optional
+            Of the checkpoint before, base or not: what is suspicious is judged by it.
 
         Raises
         ------
@@ -164,7 +173,14 @@ class PeerSaver:
             out by asking for `latest` before the next save.
         """
         attempt = partial(
-            self._save, snapshot, choice, latest=latest, base=base, generation=generation, seal=seal
+            self._save,
+            snapshot,
+            choice,
+            latest=latest,
+            base=base,
+            generation=generation,
+            seal=seal,
+            before=before,
         )
         if self._compression.compresses(snapshot.raw_bytes):
             return await attempt(compress=True)
@@ -185,6 +201,7 @@ class PeerSaver:
         base: Base | None,
         generation: int,
         seal: Callable[[bytes], None],
+        before: Manifest | None,
         compress: bool,
     ) -> Saved:
         if base is not None and (latest is None or base.manifest.token != latest.token):
@@ -192,7 +209,7 @@ class PeerSaver:
         layout = _layout(snapshot, choice, base)
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
         # What goes raw goes whole. The stripes are those of the base in any case.
-        before = base if compress else None
+        against = base if compress else None
         draft = partial(manifest_of, self._run, generation, snapshot, layout=layout)
         room = self._reservations.room(
             shard_sizes(content),
@@ -209,12 +226,14 @@ class PeerSaver:
             latest=latest,
             client=self._client,
             room=room,
-            deltas=before is not None,
+            deltas=against is not None,
             substitute=self._substitute,
         )
         try:
             try:
-                manifest, data = await self._deliver(delivery, snapshot, content, before, compress=compress)
+                manifest, data = await self._deliver(
+                    delivery, snapshot, content, against, compress=compress, before=before
+                )
                 choice = replace(choice, nodes=delivery.nodes)
                 await asyncio.to_thread(seal, data)
             except BaseException as error:
@@ -236,10 +255,19 @@ class PeerSaver:
             # The time that a node's failure took says nothing about the link.
             self._compression.observe(delivery.meter, compressed=compress)
         self._reservations.learn(room)
-        return Saved(record, manifest, data, _stats(snapshot, choice, delivery, compressed=compress))
+        stats = _stats(snapshot, choice, delivery, compressed=compress)
+        stats.flags = manifest.notes.flags
+        return Saved(record, manifest, data, stats)
 
     async def _deliver(
-        self, delivery: Delivery, snapshot: Snapshot, content: Content, base: Base | None, *, compress: bool
+        self,
+        delivery: Delivery,
+        snapshot: Snapshot,
+        content: Content,
+        base: Base | None,
+        *,
+        compress: bool,
+        before: Manifest | None,
     ) -> tuple[Manifest, bytes]:
         """Have every node hold its shard and promise to commit; return the manifest that they hold, too."""
         await delivery.begin()
@@ -270,6 +298,14 @@ class PeerSaver:
                 delivery.digests,
                 nodes=delivery.nodes,
                 layout=content.layout,
+                notes=notes_of(
+                    snapshot.metrics,
+                    snapshot.tree,
+                    chunks=content.chunks,
+                    digests=delivery.digests,
+                    nonfinite=delivery.nonfinite,
+                    before=before,
+                ),
             )
             data = manifest.to_bytes()
             if await delivery.prepare(data):
@@ -306,6 +342,7 @@ def manifest_of(
     *,
     nodes: Sequence[NodeInfo],
     layout: Layout | None,
+    notes: Notes | None = None,
 ) -> Manifest:
     """Return the manifest of a snapshot whose chunks, unless derived, have these digests."""
     return Manifest(
@@ -319,6 +356,7 @@ def manifest_of(
         digests={**snapshot.derived_digests, **digests},
         layout=layout,
         nodes=tuple(node.name for node in nodes),
+        notes=notes or Notes(),
     )
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fastcheck_dask.engine.persist import Persister
-from fastcheck_dask.engine.save import Saved, SaveStats, Snapshot, manifest_of, record_of
+from fastcheck_dask.engine.save import Base, Saved, SaveStats, Snapshot, manifest_of, record_of
+from fastcheck_dask.layout.health import notes_of
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.placement.policy import Choice
 
 _NO_NODES = Choice(0, False, ())
@@ -21,8 +23,25 @@ async def save_to_objects(
     persister: Persister,
     seal: Callable[[bytes], None],
     degraded: str | None,
+    base: Base | None = None,
+    before: Manifest | None = None,
 ) -> Saved:
     """Write a snapshot to the object tier and publish it there: its marker is the commit.
+
+    Parameters
+    ----------
+    run, snapshot, generation
+        What is saved.
+    persister : Persister
+        Writes.
+    seal : callable
+        Stores the manifest beside the snapshot just before the commit.
+    degraded : str or None
+        Why there are no nodes.
+    base : Base, optional
+        The checkpoint in the other slot.
+    before : Manifest, optional
+        Of the checkpoint before: what is suspicious is judged by it.
 
     Raises
     ------
@@ -30,10 +49,19 @@ async def save_to_objects(
         If the object tier refused; nothing of the save is visible.
     """
     stats = SaveStats(raw_bytes=snapshot.raw_bytes, degraded=degraded)
-    digests = await persister.write_whole(snapshot, generation, stats)
-    manifest = manifest_of(run, generation, snapshot, digests, nodes=(), layout=None)
+    written = await persister.write_snapshot(run, snapshot, generation=generation, stats=stats, before=base)
+    notes = notes_of(
+        snapshot.metrics,
+        snapshot.tree,
+        chunks=snapshot.content.chunks,
+        digests=written.digests,
+        nonfinite=written.nonfinite,
+        before=before,
+    )
+    stats.flags = notes.flags
+    manifest = manifest_of(run, generation, snapshot, written.digests, nodes=(), layout=None, notes=notes)
     data = manifest.to_bytes()
     await asyncio.to_thread(seal, data)
-    await asyncio.to_thread(persister.publish, manifest, data)
+    await asyncio.to_thread(persister.publish, manifest, data, written.base)
     record = replace(record_of(manifest, data, _NO_NODES, snapshot.raw_bytes), persisted=True)
     return Saved(record, manifest, data, stats)

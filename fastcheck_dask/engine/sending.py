@@ -30,6 +30,8 @@ class EncodedChunk:
     payload: Bits
     #: What encoding it took one process.
     encode_seconds: float = 0.0
+    #: Whether it holds a NaN or an infinity.
+    nonfinite: bool = False
 
     @property
     def descriptor(self) -> Descriptor:

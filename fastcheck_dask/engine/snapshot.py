@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,18 @@ from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.errors import CorruptDataError
 from fastcheck_dask.layout.chunks import ArraySpec, place
 from fastcheck_dask.layout.manifest import Manifest, parse_json
+from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 
-def describe(*, token: str, tag: str, created_unix: float, tree: Any, arrays: tuple[ArraySpec, ...]) -> bytes:
+def describe(
+    *,
+    token: str,
+    tag: str,
+    created_unix: float,
+    tree: Any,
+    arrays: tuple[ArraySpec, ...],
+    metrics: Mapping[str, float] | None = None,
+) -> bytes:
     """Return the document of a snapshot."""
     document = {
         "token": token,
@@ -21,6 +31,7 @@ def describe(*, token: str, tag: str, created_unix: float, tree: Any, arrays: tu
         "created_unix": created_unix,
         "tree": tree,
         "arrays": [[a.path, a.dtype, a.shape, a.chunk_shape] for a in arrays],
+        "metrics": metrics_to_json(metrics or {}),
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
@@ -38,6 +49,7 @@ def parse(slot: Path, document: bytes) -> Snapshot:
             tree=found["tree"],
             content=Content(arrays, place(arrays), None),
             raw_bytes=sum(a.nbytes for a in arrays),
+            metrics=metrics_from_json(found.get("metrics", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{slot}: the document of the snapshot is damaged: {error}") from error

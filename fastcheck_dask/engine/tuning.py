@@ -10,22 +10,22 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, delta_is_smaller, max_encoded_nbytes
+from fastcheck_codecs import PrefixIndex, XorDelta, delta_is_smaller, max_encoded_nbytes
 from fastcheck_codecs.dtypes import by_name
 from fastcheck_codecs.header import Entry, Header, read_header
 
-from fastcheck_dask.engine.encode import Bits, digest
+from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.errors import (
     CheckpointNotFoundError,
     ConfigError,
     CorruptDataError,
-    ShardCorruptError,
     UnrecoverableError,
 )
 from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 SAMPLE_BYTES = 64 * 2**20
 #: The widths of a prefix that are tried; 12 bits of a float32 are its sign, its exponent, and 3 more.
@@ -257,32 +257,21 @@ class _Reader:
         now: tuple[CommitMarker, Manifest],
         before: tuple[CommitMarker, Manifest] | None,
     ) -> None:
-        self._folder, self._now, self._before = folder, now, before
+        self._now = StoredCheckpoint(folder, *now)
+        self._before = None if before is None else StoredCheckpoint(folder, *before)
 
     def read(self, chunks: list[Chunk], budget_bytes: int) -> list[_Sample]:
         samples = []
         for chunk, start, stop in spread(chunks, max(budget_bytes, _GRAIN)):
-            bits = self._whole(chunk, *self._now)[start:stop].copy()
+            bits = self._now.read(chunk.key)[0][start:stop].copy()
             samples.append(_Sample(chunk.path, codec_dtype(chunk.dtype), bits, None))
             if self._before is None:
                 continue
-            old = self._before[1].chunks.get(chunk.key)
+            old = self._before.manifest.chunks.get(chunk.key)
             if old is not None and (old.dtype, old.nbytes) == (chunk.dtype, chunk.nbytes):
-                before = self._whole(old, *self._before)[start:stop].copy()
+                before = self._before.read(old.key)[0][start:stop].copy()
                 samples[-1] = samples[-1]._replace(before=before)
         return samples
-
-    def _whole(self, chunk: Chunk, marker: CommitMarker, manifest: Manifest) -> Bits:
-        where = f"{marker.directory} in {self._folder.store.location}"
-        payload = self._folder.read_chunk(marker.directory, chunk.key)
-        bits = np.empty(chunk.nbytes, np.uint8)
-        try:
-            PrefixIndex(dtype=codec_dtype(chunk.dtype)).decode(payload, out=bits)
-        except CodecError as error:
-            raise CorruptDataError(f"chunk {chunk.key} of {where}: {error}") from error
-        if (got := digest(bits)) != (want := manifest.digests[chunk.key]):
-            raise ShardCorruptError(chunk.key, where, want, got)
-        return bits
 
 
 def _curve(name: tuple[str, str], samples: list[_Sample], total_bytes: int) -> Curve:

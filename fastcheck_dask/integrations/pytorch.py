@@ -158,7 +158,9 @@ class FastCheckWrapper:
             _check_given_manager(manager, checkpoint_dir, options)
         self.manager = manager
 
-    def save_checkpoint(self, epoch: int, step: int, *, tag: str | None = None) -> SaveHandle:
+    def save_checkpoint(
+        self, epoch: int, step: int, *, tag: str | None = None, metrics: Mapping[str, float] | None = None
+    ) -> SaveHandle:
         """Save the training as it is now; only the copy into shared memory is waited for.
 
         Call it between steps: after `optimizer.step()`, the LR scheduler and `scaler.update()`.
@@ -169,6 +171,8 @@ class FastCheckWrapper:
             Where the training is; `load_checkpoint` returns them.
         tag : str, optional
             ``epoch{epoch}_step{step}`` unless given.
+        metrics : mapping of str to float, optional
+            As for `FastCheckManager.save_async`.
 
         Returns
         -------
@@ -186,7 +190,7 @@ class FastCheckWrapper:
             )
         epoch, step = operator.index(epoch), operator.index(step)
         name = f"epoch{epoch}_step{step}" if tag is None else tag
-        handle = self.manager.save_async(self._state(epoch, step), name)
+        handle = self.manager.save_async(self._state(epoch, step), name, metrics=metrics)
         if not handle.skipped:
             self.position, self.last_handle = (epoch, step), handle
         return handle

@@ -32,6 +32,15 @@ def check_address(value: object, what: str) -> str:
     raise ConfigError(f"{what} must be a text like 'tcp://host:8786' or 'zk://host:2181/root', got {value!r}")
 
 
+def check_fallback(fallback: object, tag: str | None, *, alone: bool) -> bool:
+    """Say whether a load skips flagged checkpoints; `ConfigError` where that cannot be."""
+    if fallback == "any" or (fallback == "healthy" and tag is None and alone):
+        return fallback == "healthy"
+    raise ConfigError(
+        f"fallback is 'any', or without a tag and with one rank 'healthy'; got {fallback!r}, tag {tag!r}"
+    )
+
+
 def coordinator_url(url: str) -> str:
     """Return the URL so that it names the same file from every working directory."""
     if url.startswith("sqlite:"):

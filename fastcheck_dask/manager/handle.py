@@ -29,8 +29,9 @@ class SaveHandle:
         None until committed.
     stats : dict
         What the save moved, filled when known: ``raw_bytes``, ``derived_bytes`` (of those, not sent because
-        they are the cast of others), ``sent_bytes``, ``chunks``, ``deltas``, ``nodes``, ``stall_seconds``,
-        ``save_seconds``, ``persisted_bytes``, ``persist_seconds``.
+        they are the cast of others), ``sent_bytes``, ``chunks``, ``deltas``, ``nodes``, ``flags`` (why
+        it is not taken for healthy), ``stall_seconds``, ``save_seconds``, ``persisted_bytes``,
+        ``persist_seconds``.
     skipped : bool
         Whether nothing was saved, because earlier saves were in flight and `on_busy` is ``"skip"``.
     """

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine.candidates import tags_of
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import (
@@ -31,10 +32,12 @@ from fastcheck_dask.errors import (
     UnrecoverableError,
 )
 from fastcheck_dask.ids import check_name, is_url, joined, run_id_for
+from fastcheck_dask.layout.notes import check_metrics
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.agents import Agents
 from fastcheck_dask.manager.arguments import (
+    check_fallback,
     coordinator_url,
     local_folder,
     own_coordinator,
@@ -93,7 +96,10 @@ class FastCheckManager:
         is in force when all ranks have saved theirs under the same tag. ``rank="auto"`` reads both from the
         environment of ``torchrun``; without them this process is the only one.
     **options
-        ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
+        ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas`` and
+        ``full_hours``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say what stays in the
+        object tier, everything unless one is given (see the guide of retention). And ``encoders``,
+        ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``measure_links``, ``connect_timeout``, ``floor_bandwidth``,
         ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes
         with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``, as in ``fastcheck.yaml``.
@@ -216,7 +222,7 @@ class FastCheckManager:
         """The object tier's folder."""
         return self._location
 
-    def save_async(self, state: Any, tag: str) -> SaveHandle:
+    def save_async(self, state: Any, tag: str, *, metrics: Mapping[str, float] | None = None) -> SaveHandle:
         """Save a state; only the copy into shared memory is waited for.
 
         Parameters
@@ -225,6 +231,8 @@ class FastCheckManager:
             Nested containers of tensors, arrays and plain values. It may be changed as soon as this returns.
         tag : str
             Name of the checkpoint. Saving a tag again makes a newer checkpoint of that name.
+        metrics : mapping of str to float, optional
+            Numbers that belong to the checkpoint (``{"loss": 0.31}``); `keep_best` goes by them.
 
         Returns
         -------
@@ -238,7 +246,7 @@ class FastCheckManager:
         UnsupportedLeafError
             If something in the state could not be restored; nothing was saved.
         ConfigError
-            If the tag cannot be used.
+            If the tag cannot be used, or a metric is no number.
         SaveBusyError
             If earlier saves use both slots and `on_busy` is ``"raise"``; or if this was called, from a signal
             handler, in the middle of another save.
@@ -249,6 +257,7 @@ class FastCheckManager:
         """
         self._check_open()
         check_name(tag, "tag")
+        noted = check_metrics(metrics)
         started = time.monotonic()
         with self._alone(f"save {tag!r}"), self._others_told(tag):
             if self._unreported is not None:
@@ -257,7 +266,7 @@ class FastCheckManager:
             flat = flatten(state, chunk_bytes=self._settings.chunk_bytes)
             levels: tuple[Level, ...] = ("local", "peers", "object") if self._peers else ("local", "object")
             handle = SaveHandle(tag, levels, self._metrics)
-            self._snapshots.save(flat, handle, started)
+            self._snapshots.save(flat, handle, started=started, metrics=noted)
             self._snapshots.make_room_ahead(self._turn)
         return handle
 
@@ -313,7 +322,13 @@ class FastCheckManager:
             finally:
                 self._in_turn = False
 
-    def load(self, tag: str | None = None, *, include: str | list[str] | None = None) -> Any:
+    def load(
+        self,
+        tag: str | None = None,
+        *,
+        include: str | list[str] | None = None,
+        fallback: Literal["any", "healthy"] = "any",
+    ) -> Any:
         """Bring a state back from the fastest source that has it.
 
         Parameters
@@ -324,6 +339,9 @@ class FastCheckManager:
         include : str or list of str, optional
             Patterns of leaf paths (``"model/*"``; ``*`` also crosses ``/``): only what matches is read.
             Of dicts the other entries are left out, in lists and tuples they become None.
+        fallback : {"any", "healthy"}
+            ``"healthy"`` skips checkpoints that are flagged (NaN or infinity where there was none before,
+            nothing changed) as if they were damaged; not with `tag`.
 
         Returns
         -------
@@ -338,6 +356,8 @@ class FastCheckManager:
             If there are checkpoints and no source could give one complete.
         LayoutError
             If nothing matches `include`, or the checkpoint was saved with another `world_size`.
+        ConfigError
+            If `fallback` is neither, or ``"healthy"`` with a tag or several ranks.
 
         Notes
         -----
@@ -345,21 +365,24 @@ class FastCheckManager:
         cannot restore its part raises, and names the next older one to load on all ranks.
         """
         self._check_open()
+        healthy = check_fallback(fallback, tag, alone=self._place.alone)
         with self._alone("load"):
             self._settle()
-            recovered = self._recover_part(tag, include)
+            recovered = self._recover_part(tag, include, healthy=healthy)
             if recovered is None:
                 return None
             self.last_load = recovered.report
             return recovered.state
 
-    def _recover_part(self, tag: str | None, include: str | list[str] | None) -> Recovered | None:
+    def _recover_part(
+        self, tag: str | None, include: str | list[str] | None, *, healthy: bool
+    ) -> Recovered | None:
         if self._place.alone:
             try:
                 self._known().choose(tag)
             except CoordinationError as error:
                 log.warning("whether several ranks saved here since is not known: %s", error)
-            return self._recover(tag, include)
+            return self._recover(tag, include, healthy=healthy)
         known = self._known()
         joint = known.choose(tag)
         if joint is None:
@@ -379,7 +402,12 @@ class FastCheckManager:
         return Known(self._place, self._agents.ask("commits", run=self._place.whole_run))
 
     def _recover(
-        self, tag: str | None, include: str | list[str] | None, *, token: str | None = None
+        self,
+        tag: str | None,
+        include: str | list[str] | None,
+        *,
+        token: str | None = None,
+        healthy: bool = False,
     ) -> Recovered | None:
         records = self._records()
         link = self._agents.link()
@@ -387,7 +415,9 @@ class FastCheckManager:
         self._agents.at_work = free
         try:
             recovery = Recovery(self._local, self._folder, clients_for(self._settings))
-            loading = recovery.load(records, tag=tag, include=include, free_slot=free, token=token)
+            loading = recovery.load(
+                records, tag=tag, include=include, free_slot=free, token=token, healthy=healthy
+            )
             recovered = run_apart(loading)
             if recovered is not None and recovered.filled is not None:
                 self._offer_base(link, recovered.filled)
@@ -416,9 +446,7 @@ class FastCheckManager:
         self._check_open()
         if not self._place.alone:
             return [joint.tag for joint in self._known().joint]
-        known = {(record.generation, record.tag) for record in self._records()}
-        known |= {(marker.generation, marker.tag) for marker in self._folder.committed()}
-        return [tag for _, tag in sorted(known)]
+        return tags_of(self._records(), self._folder.survey())
 
     def path(self, tag: str) -> str:
         """Return where the object tier has the newest checkpoint of a tag: a zarr group."""

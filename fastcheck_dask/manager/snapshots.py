@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from fastcheck_dask.config import OnBusy
@@ -53,7 +53,9 @@ class Snapshots:
         self._slots, self._agents, self._on_busy, self._closed = slots, agents, on_busy, closed
         self._room_made = False
 
-    def save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
+    def save(
+        self, flat: FlatState, handle: SaveHandle, *, started: float, metrics: Mapping[str, float]
+    ) -> None:
         """Take a snapshot and hand it over; `started` is when the save began, on the monotonic clock.
 
         Raises
@@ -66,7 +68,7 @@ class Snapshots:
             If the manager was closed meanwhile. Any other error is told on the handle.
         """
         try:
-            self._save(flat, handle, started)
+            self._save(flat, handle, started=started, metrics=metrics)
         except (ClosedError, FencedError, RunInUseError, SaveBusyError):
             raise
         except FastCheckError as error:
@@ -102,14 +104,16 @@ class Snapshots:
         if not all(status.sequence for status in statuses):
             threading.Thread(target=reserve, name="fastcheck-reserve", daemon=True).start()
 
-    def _save(self, flat: FlatState, handle: SaveHandle, started: float) -> None:
+    def _save(
+        self, flat: FlatState, handle: SaveHandle, *, started: float, metrics: Mapping[str, float]
+    ) -> None:
         waiting = time.monotonic()
         number = self._free_slot(handle)
         if number is None:
             return
         handle.stats["busy_seconds"] = time.monotonic() - waiting
         self._agents.at_work = number
-        take_snapshot(self._slots[number], flat, handle.tag)
+        take_snapshot(self._slots[number], flat, handle.tag, metrics=metrics)
         handle.stats["stall_seconds"] = time.monotonic() - started
         handle._reach("local")
         # A new one, if the agent died during the copy: it finds the snapshot.
@@ -146,7 +150,9 @@ class Snapshots:
         handle._fall_short("local", "peers", "object", error=error)
 
 
-def take_snapshot(slot: Slot, flat: FlatState, tag: str) -> None:
+def take_snapshot(
+    slot: Slot, flat: FlatState, tag: str, *, metrics: Mapping[str, float] | None = None
+) -> None:
     """Copy a state into a free slot; whatever is interrupted leaves the slot empty.
 
     Raises
@@ -166,7 +172,12 @@ def take_snapshot(slot: Slot, flat: FlatState, tag: str) -> None:
             start = placement.offsets[spec.path]
             copy_bits(source, data[start : start + spec.nbytes])
         document = describe(
-            token=token, tag=tag, created_unix=time.time(), tree=flat.tree, arrays=flat.arrays
+            token=token,
+            tag=tag,
+            created_unix=time.time(),
+            tree=flat.tree,
+            arrays=flat.arrays,
+            metrics=metrics,
         )
         slot.complete(document, placement.total_bytes, token=token)
     except BaseException:

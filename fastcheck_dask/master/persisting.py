@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.coordination.runs import RunDescription, described_runs
+from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.errors import FastCheckError, TierError
@@ -97,7 +98,15 @@ class PersistDuty:
                 f"storage node gave its manifest. Causes: {'; '.join(causes) or 'it is on no node'}"
             )
         folder = CheckpointFolder(await asyncio.to_thread(open_store, description.location))
-        persister = Persister(description.location, folder, None, self._coordinator, self._client)
+        persister = Persister(
+            description.location,
+            folder,
+            None,
+            self._coordinator,
+            self._client,
+            # Whole, and said so before anything is written: its agent may live after all, and write as well.
+            chains=ChainPolicy(max_deltas=0),
+        )
         await persister.persist(*found, record=record, source=None)
         logger.info(
             "generation %d (%s) of run %s, which has no owner, is persisted in %s",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from distributed.comm.core import Comm, CommClosedError, listen
@@ -18,8 +18,10 @@ from distributed.comm.core import Comm, CommClosedError, listen
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.node.casts import Wanted, encoded_cast
+from fastcheck_dask.node.deltas import Bases, link_from_wire, smaller
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
+from fastcheck_dask.tiers.store import ObjectStore
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address
 
 #: How often a client that waits is told that the node is at work.
@@ -38,14 +40,6 @@ _Request = dict[str, Any]
 _Reply = dict[str, Any]
 
 logger = logging.getLogger(__name__)
-
-
-class ObjectWriter(Protocol):
-    """What the data server needs of an object tier."""
-
-    def write(self, path: str, data: Bits) -> None:
-        """Write one object, atomically; blocks."""
-        ...
 
 
 class DataServer:
@@ -76,7 +70,7 @@ class DataServer:
     def __init__(
         self,
         store: ShardStore,
-        open_store: Callable[[str], ObjectWriter],
+        open_store: Callable[[str], ObjectStore],
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -95,6 +89,7 @@ class DataServer:
         self.address = ""
         self._work = ThreadPoolExecutor(8, thread_name_prefix="fastcheck-store")
         # Writing to a hung object tier must not take the threads that saves and loads need.
+        self._bases = Bases()
         self._persist_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-persist")
         # Nor may saves and loads keep the master from answering.
         self._operations_work = ThreadPoolExecutor(2, thread_name_prefix="fastcheck-operations")
@@ -332,24 +327,29 @@ class DataServer:
             if not path or any(part in ("", ".", "..") for part in path.split("/")):
                 raise TierError(f"{path!r:.200} cannot be part of a path in the object tier")
         store = self._open_store(_field(request, "location", str))
+        named = _field(request, "base", dict, optional=True)
+        base = None if named is None else self._bases.open(store, link_from_wire(named))
         written, missing = 0, []
         for key in keys:
-            payload = self._payload(_name(request), key, derived.get(key))
-            if payload is None:
+            found = self._payload(_name(request), key, derived.get(key))
+            if found is None:
                 missing.append(key)
-            else:
-                store.write(f"{directory}/{key}", payload)
-                written += payload.nbytes
+                continue
+            payload = found[0] if base is None else smaller(*found, key=key, base=base)
+            store.write(f"{directory}/{key}", payload)
+            written += payload.nbytes
         return {"written_bytes": written, "missing": missing}
 
-    def _payload(self, name: tuple[str, int, str], key: str, wanted: Wanted | None) -> Bits | None:
-        """Return a whole payload, stored or made of a stored one; None if there is no intact one."""
+    def _payload(
+        self, name: tuple[str, int, str], key: str, wanted: Wanted | None
+    ) -> tuple[Bits, str] | None:
+        """Return a whole payload, stored or made of a stored one, and its dtype; None if none is intact."""
         found = self._store.read(*name, keys=[key if wanted is None else wanted.source])
         for entry in found.entries:
             if wanted is None:
-                return entry.payload
+                return entry.payload, entry.descriptor.dtype
             try:
-                return encoded_cast(entry, wanted)
+                return encoded_cast(entry, wanted), wanted.dtype
             except CorruptDataError as error:
                 logger.warning("node %s cannot make chunk %s: %s", self._store.name, key, error)
         return None

@@ -38,12 +38,13 @@ from fastcheck_dask.errors import (
     NodeUnavailableError,
 )
 from fastcheck_dask.ids import check_name
-from fastcheck_dask.node.data_server import DataServer, ObjectWriter
+from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.testing.entries import MemoryEntries, SharedEntries
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.store import ObjectStore
 from fastcheck_dask.tiers.wire import Bits, Buffer, pack
 
 #: Gets the request, before or after the node did what it says; raises what the client is to see.
@@ -70,7 +71,7 @@ class FakeNode:
         name: str,
         *,
         limit_bytes: int = 2**30,
-        opener: Callable[[str], ObjectWriter] = open_store,
+        opener: Callable[[str], ObjectStore] = open_store,
     ) -> None:
         self.name = name
         self._limit_bytes, self._opener = limit_bytes, opener
@@ -162,7 +163,7 @@ class FakeNodes:
     """Some storage nodes, named ``n0``, ``n1`` and so on; their threads end with the block."""
 
     def __init__(
-        self, count: int, *, limit_bytes: int = 2**30, opener: Callable[[str], ObjectWriter] = open_store
+        self, count: int, *, limit_bytes: int = 2**30, opener: Callable[[str], ObjectStore] = open_store
     ) -> None:
         names = [f"n{number}" for number in range(count)]
         self._by_name = {name: FakeNode(name, limit_bytes=limit_bytes, opener=opener) for name in names}
@@ -482,4 +483,5 @@ class InlineEncoder:
             crc32c=payload.crc32c,
             payload=out[: payload.nbytes],
             encode_seconds=time.perf_counter() - started,
+            nonfinite=payload.nonfinite,
         )

@@ -229,11 +229,14 @@ class PeerClient:
         directory: str,
         keys: Sequence[str],
         derived: Mapping[str, tuple[str, str, str]] | None = None,
+        base: Mapping[str, Any] | None = None,
     ) -> tuple[int, list[str]]:
         """Have the node write chunks into the object tier; return the bytes written and the keys it lacks.
 
         `derived` tells, by key, of which chunk that the node holds a chunk is the cast, its dtype, and the
-        digest of its bits. A node that does not know the field lacks those.
+        digest of its bits. A node that does not know the field lacks those. `base` names a checkpoint of the
+        object tier (the fields of a `BaseLink`) against which chunks may be written; a node that does not
+        know it writes whole ones.
         """
         reply = await self._request(
             {
@@ -242,6 +245,7 @@ class PeerClient:
                 "directory": directory,
                 "keys": list(keys),
                 "derived": {key: list(of) for key, of in (derived or {}).items()},
+                **({} if base is None else {"base": dict(base)}),
             }
         )
         written = reply.get("written_bytes")

@@ -131,15 +131,15 @@ def test_save_slot_was_taken_by_another_snapshot_is_not_sealed_for_it(
     async def test(bench: Bench) -> None:
         await bench.service.start()
         bench.snapshot(0, 1)
-        publish = bench.service._persister.write_whole
+        publish = bench.service._persister.write_snapshot
 
-        async def overwritten(*arguments: Any) -> Any:
-            found = await publish(*arguments)
+        async def overwritten(*arguments: Any, **options: Any) -> Any:
+            found = await publish(*arguments, **options)
             bench.local.slots[0].clear()
             bench.snapshot(0, 2)
             return found
 
-        monkeypatch.setattr(bench.service._persister, "write_whole", overwritten)
+        monkeypatch.setattr(bench.service._persister, "write_snapshot", overwritten)
         await bench.save(0, 7)
         assert bench.events("committed", "failed") == [("failed", 7)]
         assert bench.service.records() == []

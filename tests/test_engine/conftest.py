@@ -19,15 +19,18 @@ from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.engine.save import Base, PeerSaver, Saved, Snapshot
+from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, describe, parse
 from fastcheck_dask.layout.chunks import place
 from fastcheck_dask.layout.leaves import copy_bits
-from fastcheck_dask.layout.state import flatten
+from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes, InlineEncoder
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 RUN = "run-1"
 
@@ -38,6 +41,7 @@ class Rig:
     def __init__(self, folder: Path, *, nodes: int = 4, chunk_bytes: int = 4096, **options: Any) -> None:
         policy, encoder = options.pop("policy", None), options.pop("encoder", None)
         spares = options.pop("spares", False)
+        chains, retention = options.pop("chains", None), options.pop("retention", None)
         self.nodes = FakeNodes(nodes, **options)
         self.coordinator = FakeCoordinator()
         self.claim = self.coordinator.claim(RUN, "test")
@@ -54,7 +58,13 @@ class Rig:
             substitute=self.substitute if spares else None,
         )
         self.persister = Persister(
-            str(folder / "objects"), self.folder, self.encoder, self.coordinator, self.nodes.client
+            str(folder / "objects"),
+            self.folder,
+            self.encoder,
+            self.coordinator,
+            self.nodes.client,
+            chains=chains,
+            retention=retention,
         )
         self.chunk_bytes = chunk_bytes
         self.base: Base | None = None
@@ -117,7 +127,39 @@ class Rig:
             self.persister.persist(saved.manifest, saved.manifest_bytes, record=saved.record, source=source)
         )
 
+    def save_to_objects(self, state: Any, tag: str = "t") -> Saved:
+        """Save as an agent without nodes does."""
+        snapshot = self.snapshot(state, tag)
+        latest = self.coordinator.latest(RUN)
+        slot = self.slot_of(snapshot)
+        saved = asyncio.run(
+            save_to_objects(
+                RUN,
+                snapshot,
+                generation=1 + (latest.generation if latest else 0),
+                persister=self.persister,
+                seal=slot.seal,
+                degraded=None,
+                base=self.base,
+                before=None if self.base is None else self.base.manifest,
+            )
+        )
+        record = self.coordinator.commit(saved.record, self.claim)
+        slot.commit(record.generation)
+        self.base = as_base(slot.path, saved.manifest)
+        return saved
+
     # ---- loading
+
+    def read(self, generation: int) -> Any:
+        """Load a generation from the object tier alone."""
+        marker = next(m for m in self.folder.committed() if m.generation == generation)
+        stored = StoredCheckpoint(self.folder, marker)
+
+        def get(spec: Any) -> Any:
+            return np.concatenate([stored.read(chunk.key)[0] for chunk in spec.chunks])
+
+        return unflatten(stored.manifest.tree, get, arrays=stored.manifest.arrays)
 
     def forget_local(self) -> None:
         """Lose the training host."""
@@ -141,9 +183,13 @@ class Rig:
             region,
             record=saved.record,
             client=self.nodes.client,
-            folder=self.folder if folder else None,
+            stored=self.stored(saved) if folder else None,
             report=LoadReport(saved.record.generation, saved.record.tag),
         )
+
+    def stored(self, saved: Saved) -> StoredCheckpoint:
+        marker = CommitMarker.of(saved.manifest, saved.manifest_bytes)
+        return StoredCheckpoint(self.folder, marker, saved.manifest)
 
     def committed_at(self, name: str) -> Any:
         found = self.nodes[name].store.holds(RUN)["committed"]

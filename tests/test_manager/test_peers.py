@@ -211,3 +211,35 @@ def test_agent_killed_while_sending_next_save_works(make: Any, kit: Any, cluster
     manager.save_async({"w": kit.noise(3, 2**20)}, "c").wait(timeout=kit.patience)
     assert manager.load()["w"].tobytes() == kit.noise(3, 2**20).tobytes()
     assert subprocess.run(["ps", "-p", str(agent.pid)], capture_output=True).returncode != 0
+
+
+def test_save_incremental_nodes_write_deltas_and_the_object_tier_alone_gives_them_back(
+    make: Any, kit: Any, tmp_path: Path, cluster: StorageCluster
+) -> None:
+    manager = make(
+        coordinator=cluster.coordinator,
+        num_shards=3,
+        chunk_bytes=2**16,
+        persist="incremental",
+        max_deltas=2,
+        keep_last=2,
+    )
+    weights, frozen = kit.noise(1, 2**19), kit.noise(2, 2**18)
+    written, states = [], []
+    for step in range(5):
+        weights[step::50] += 1e-3
+        states.append(weights.copy())
+        handle = manager.save_async({"w": weights, "frozen": frozen, "step": step}, f"s{step}").wait("object")
+        written.append(handle.stats["persisted_bytes"])
+    # 1 is whole, 2 and 3 are deltas, 4 is whole, 5 a delta.
+    assert max(written[1], written[2], written[4]) < min(written[0], written[3]) / 2
+    manager.close()
+    assert [m.generation for m in manager._folder.committed()] == [4, 5]
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    # Without the coordinator nobody knows of the nodes.
+    alone = make(run_id=manager.run_id)
+    for step in (3, 4):
+        found = alone.load(f"s{step}")
+        assert alone.last_load.source == "object"
+        assert found["w"].tobytes() == states[step].tobytes()
+        assert found["frozen"].tobytes() == frozen.tobytes()

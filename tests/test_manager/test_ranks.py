@@ -97,10 +97,10 @@ def test_one_rank_fails_all_are_told_and_the_former_checkpoint_stays(
     ranks.save(1)
     taken = snapshots.take_snapshot
 
-    def full(slot: Any, flat: Any, tag: str) -> None:
+    def full(slot: Any, flat: Any, tag: str, **noted: Any) -> None:
         if "r00001" in str(slot.path):
             raise OSError(28, "No space left on device")
-        taken(slot, flat, tag)
+        taken(slot, flat, tag, **noted)
 
     monkeypatch.setattr(snapshots, "take_snapshot", full)
     failed = ranks.handles(2)
