@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from fastcheck_dask.cli import (
+    compact,
     comparison,
     demo,
     doctor,
@@ -33,6 +34,7 @@ def main() -> None:
 
 main.add_command(comparison.bisect)
 main.add_command(comparison.diff)
+main.add_command(compact.compact)
 main.add_command(demo.demo)
 main.add_command(doctor.doctor)
 main.add_command(exchange.export)

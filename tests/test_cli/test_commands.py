@@ -263,3 +263,23 @@ def test_dask_fastcheck_storage_serves_until_sigterm(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_compact_makes_deltas_whole_and_says_so(tmp_path):
+    with FastCheckManager(
+        tmp_path / "c", local_dir=tmp_path / "shm", encoders=1, persist="incremental"
+    ) as manager:
+        for step in range(3):
+            state = {"w": np.arange(3000, dtype=np.float32) + step, "same": np.ones(2000)}
+            manager.save_async(state, f"s{step}").wait()
+    run = CliRunner().invoke
+    found = run(cli.main, ["compact", str(tmp_path / "c"), "s1"])
+    assert (found.exit_code, found.output.split(":")[0]) == (0, "generation 2 (s1)")
+    found = run(cli.main, ["compact", str(tmp_path / "c"), "--all"])
+    assert [line.endswith("is whole") for line in found.output.splitlines()] == [True, True, False]
+    found = run(cli.main, ["compact", str(tmp_path / "c"), "--all"])
+    assert [line.endswith("is whole") for line in found.output.splitlines()] == [True, True, True]
+    for wrong in (["s1", "--all"], [], ["s9"]):
+        found = run(cli.main, ["compact", str(tmp_path / "c"), *wrong])
+        assert found.exit_code
+        assert len(found.output.splitlines()) == 1
