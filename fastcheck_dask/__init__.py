@@ -13,22 +13,27 @@ from fastcheck_dask.version import __version__
 
 if TYPE_CHECKING:
     from fastcheck_dask.inspection import Checkpoint, LazyArray, open_checkpoint
+    from fastcheck_dask.integrations.incremental import IncrementalCheckpointer
     from fastcheck_dask.manager import FastCheckManager, LoadReport, SaveHandle
 
 __all__ = [
     "Checkpoint",
     "FastCheckManager",
+    "IncrementalCheckpointer",
     "LazyArray",
     "LoadReport",
     "SaveHandle",
     "__version__",
     "open_checkpoint",
 ]
-_OF_INSPECTION = ("Checkpoint", "LazyArray", "open_checkpoint")
+#: Where a name comes from, unless from the package `manager`.
+_ELSEWHERE = {
+    "IncrementalCheckpointer": "integrations.incremental",
+    **dict.fromkeys(("Checkpoint", "LazyArray", "open_checkpoint"), "inspection"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        package = "inspection" if name in _OF_INSPECTION else "manager"
-        return getattr(importlib.import_module(f"fastcheck_dask.{package}"), name)
+        return getattr(importlib.import_module(f"fastcheck_dask.{_ELSEWHERE.get(name, 'manager')}"), name)
     raise AttributeError(f"module 'fastcheck_dask' has no attribute {name!r}")
