@@ -46,7 +46,7 @@ def _show_overview(console: Console, found: Overview) -> None:
         for c in found.checkpoints:
             step, arrays = ("" if n is None else str(n) for n in (c.step, c.arrays))
             sizes = (size(c.raw_bytes), size(c.stored_bytes))
-            state = "yes" if c.complete else "NO"
+            state = " ".join(("yes" if c.complete else "NO", *c.flags))
             rows.add_row(str(c.generation), c.tag, step, moment(c.created_unix), arrays, *sizes, state)
         console.print(rows)
     for c in found.checkpoints:

@@ -38,7 +38,7 @@ def opened_checkpoint(url: str, tag: str | None) -> Checkpoint:
     from fastcheck_dask.inspection import Checkpoint
 
     folder, marker = chosen(url, tag)
-    return Checkpoint(folder, folder.load_manifest(marker))
+    return Checkpoint(folder, folder.load_manifest(marker), marker)
 
 
 def drawer(module: str) -> Callable[[Path, Any], None]:

@@ -84,7 +84,7 @@ def first_bad(
     seen = False
     for marker in markers:
         try:
-            current = Checkpoint(folder, folder.load_manifest(marker))
+            current = Checkpoint(folder, folder.load_manifest(marker), marker)
             seen = seen or tensor is None or tensor in current
             findings = _findings(current, last, tensor, finite, jump)
         except (CorruptDataError, ShardUnavailableError) as error:

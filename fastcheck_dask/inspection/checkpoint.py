@@ -19,7 +19,7 @@ from fastcheck_dask.inspection.location import choose, open_folder
 from fastcheck_dask.layout.dtypes import TORCH_ONLY, numpy_dtype
 from fastcheck_dask.layout.leaves import Bits, require_torch, revive
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
 
 #: Arrays that a representation names.
 _SHOWN = 12
@@ -58,7 +58,7 @@ def open_checkpoint(url: str, tag: str | None = None) -> Checkpoint:
     """
     folder, directory = open_folder(url)
     marker = choose(folder, folder.committed(), tag, directory=directory)
-    return Checkpoint(folder, folder.load_manifest(marker))
+    return Checkpoint(folder, folder.load_manifest(marker), marker)
 
 
 class LazyArray:
@@ -96,8 +96,8 @@ class LazyArray:
 
     @property
     def codec(self) -> str:
-        """How it is stored: ``"prefix_index"``, ``"raw"``, ``"inline"``; ``"shared"`` for another's view."""
-        return self._entry.codec(self.stored_nbytes)
+        """How it is stored: ``prefix_index``, ``raw``, ``inline``, ``delta``; ``shared`` for a view."""
+        return self._entry.codec(self.stored_nbytes, is_whole=self._checkpoint.reader.stored is None)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -178,9 +178,11 @@ class LazyArray:
 class Checkpoint(Mapping[str, LazyArray]):
     """A committed checkpoint; see :func:`open_checkpoint`. The arrays come in the order of the state."""
 
-    def __init__(self, folder: CheckpointFolder, manifest: Manifest) -> None:
+    def __init__(
+        self, folder: CheckpointFolder, manifest: Manifest, marker: CommitMarker | None = None
+    ) -> None:
         self.manifest = manifest
-        self.reader = ChunkReader(folder, manifest)
+        self.reader = ChunkReader(folder, manifest, marker)
         self._arrays = {entry.path: LazyArray(self, entry) for entry in entries(manifest)}
 
     @property

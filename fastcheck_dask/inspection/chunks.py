@@ -17,7 +17,8 @@ from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.chunks import ArraySpec, Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,10 +31,19 @@ _BATCH_BYTES = 2**20
 
 
 class ChunkReader:
-    """Reads the chunks of one checkpoint; any thread may call it."""
+    """Reads the chunks of one checkpoint; any thread may call it.
 
-    def __init__(self, folder: CheckpointFolder, manifest: Manifest) -> None:
+    With the marker, chunks that are stored against another checkpoint are found, too.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, manifest: Manifest, marker: CommitMarker | None = None
+    ) -> None:
         self.folder, self.manifest = folder, manifest
+        #: The same, if it is not whole.
+        self.stored: StoredCheckpoint | None = None
+        if marker is not None and marker.base is not None:
+            self.stored = StoredCheckpoint(folder, marker, manifest)
         self.directory = directory_name(manifest.generation, manifest.tag)
 
     def read(self, chunk: Chunk, out: Bits | None = None) -> Bits:
@@ -53,6 +63,8 @@ class ChunkReader:
         ShardCorruptError
             If it cannot be decoded, or decodes to other bits than were saved.
         """
+        if self.stored is not None:
+            return self.stored.read(chunk.key, out=out)[0]
         payload = self.folder.read_chunk(self.directory, chunk.key)
         return decoded(payload, chunk, want=self.manifest.digests[chunk.key], where=self.where, out=out)
 

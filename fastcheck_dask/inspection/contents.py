@@ -42,12 +42,14 @@ class ArrayEntry:
         """Bytes of its elements, repeated ones included."""
         return math.prod(self.shape) * self.spec.itemsize
 
-    def codec(self, stored_nbytes: int) -> str:
+    def codec(self, stored_nbytes: int, *, is_whole: bool = True) -> str:
         """Say how it is stored, by the bytes that it takes: what was not compressed is not smaller."""
         if self.shared_with is not None:
             return "shared"
         if self.bits is not None or not self.spec.nbytes:
             return "inline"
+        if not is_whole:
+            return "delta"
         return "raw" if stored_nbytes >= self.spec.nbytes else "prefix_index"
 
 

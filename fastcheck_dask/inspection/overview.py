@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastcheck_dask.errors import CorruptDataError, ShardUnavailableError
@@ -11,7 +12,8 @@ from fastcheck_dask.inspection.leftovers import Leftover
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker
+from fastcheck_dask.tiers.checkpoint_folder import BaseLink, CheckpointFolder, CommitMarker, DamagedMarker
+from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Listed:
     raw_bytes: int
     #: Of all its objects, the manifest included.
     stored_bytes: int
+    #: Directory of the checkpoint against which it is stored; None if it is whole.
+    base: str | None
+    #: Why it is not taken for healthy.
+    flags: tuple[str, ...]
     #: What is missing; None if all is there.
     problem: str | None
 
@@ -78,7 +84,9 @@ def _listed(
     manifest, problem = None, None
     try:
         manifest = folder.load_manifest(marker)
-        problem = what_is_missing(manifest, sizes)
+        # The first of the chain; a link that is missing further down is told here, too.
+        keys = StoredCheckpoint(folder, marker, manifest).chain[0].own_keys
+        problem = what_is_missing(manifest, sizes, keys=keys, base=marker.base)
     except (CorruptDataError, ShardUnavailableError) as error:
         problem = str(error)
     return Listed(
@@ -91,14 +99,22 @@ def _listed(
         len(manifest.arrays) if manifest is not None else None,
         marker.raw_bytes,
         sum(sizes.values()) + manifest_nbytes,
+        None if marker.base is None else marker.base.directory,
+        marker.flags,
         problem,
     )
 
 
-def what_is_missing(manifest: Manifest, sizes: dict[str, int]) -> str | None:
-    """Say which objects of a checkpoint are missing or empty, by a listing of its directory; None if none."""
+def what_is_missing(
+    manifest: Manifest, sizes: dict[str, int], *, keys: Sequence[str], base: BaseLink | None
+) -> str | None:
+    """Say which objects of a checkpoint are missing or empty, by a listing of its directory; None if none.
+
+    `keys` are the chunks that are its own, and `base` is what it is stored against.
+    """
     inline = list(inline_arrays(manifest.tree))
-    wanted = (*manifest.chunks, *documents(manifest, inline), *inline_chunks(inline))
+    name = None if base is None else base.directory
+    wanted = (*keys, *documents(manifest, inline, base=name), *inline_chunks(inline))
     missing = [key for key in wanted if not sizes.get(key)]
     if not missing:
         return None

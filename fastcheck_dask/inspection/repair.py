@@ -10,6 +10,7 @@ from fastcheck_codecs import PrefixIndex
 
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.inspection.chunks import ChunkReader, in_order
 from fastcheck_dask.inspection.verification import Fault, Verified, exact_objects, verify
 from fastcheck_dask.layout.casts import cast
@@ -86,14 +87,22 @@ def repair(folder: CheckpointFolder, marker: CommitMarker, found: Verified, sour
     if (path := marker_path(marker.directory)) in names:
         folder.store.write(path, marker.to_bytes())
         done.repaired.append(f"{path} from its manifest")
-    for key, data in exact_objects(manifest).items():
+    for key, data in exact_objects(manifest, marker.base).items():
         if (name := f"{marker.directory}/{key}") in names:
             folder.store.write(name, data)
             done.repaired.append(f"{name} from the manifest")
+    # What a base has is repaired with the base.
     wanted = [key for key in manifest.chunks if f"{marker.directory}/{key}" in names]
     _repair_chunks(folder, manifest, marker.directory, wanted, sources, done)
+    done.left += sorted(name for name in names if _is_of_base(name, marker))
     folder.store.sync(marker.directory)
     return done
+
+
+def _is_of_base(name: str, marker: CommitMarker) -> bool:
+    """Say whether an object belongs to a checkpoint against which this one is stored."""
+    directory = name.partition("/")[0]
+    return directory != marker.directory and parse_directory_name(directory) is not None
 
 
 def _to_repair(found: Verified) -> set[str]:
@@ -185,7 +194,7 @@ class _Copies:
                     manifest = folder.load_manifest(marker)
                 except FastCheckError:
                     continue
-                reader = ChunkReader(folder, manifest)
+                reader = ChunkReader(folder, manifest, marker)
                 for key, chunk in manifest.chunks.items():
                     if (known := manifest.digests[key]) in digests:
                         self._places.setdefault(known, []).append((reader, chunk))
@@ -217,11 +226,10 @@ def repair_marker(folder: CheckpointFolder, directory: str) -> bool:
             return False
         data = folder.store.read(manifest_path(directory))
         manifest = Manifest.from_bytes(data, where=manifest_path(directory))
-        marker = CommitMarker.of(manifest, data)
-        root = root_document(manifest, list(inline_arrays(manifest.tree)))
-        if marker.directory != directory or folder.store.read(f"{directory}/{DOCUMENT}") != root:
+        marker = _marker_by_documents(folder, manifest, data)
+        if marker is None or marker.directory != directory:
             return False
-        reader = ChunkReader(folder, manifest)
+        reader = ChunkReader(folder, manifest, marker)
         for _ in in_order(manifest.chunks.values(), reader.read, nbytes=lambda chunk: chunk.nbytes):
             pass
     except FastCheckError as error:
@@ -230,3 +238,14 @@ def repair_marker(folder: CheckpointFolder, directory: str) -> bool:
     folder.store.write(path, marker.to_bytes())
     folder.store.sync(path)
     return True
+
+
+def _marker_by_documents(folder: CheckpointFolder, manifest: Manifest, data: bytes) -> CommitMarker | None:
+    """Return the marker that fits the root group's document: of a whole checkpoint, or as it was planned."""
+    directory = directory_name(manifest.generation, manifest.tag)
+    found = folder.store.read(f"{directory}/{DOCUMENT}")
+    for base in (None, *(folder.planned(directory, manifest.token) or ())):
+        name = None if base is None else base.directory
+        if found == root_document(manifest, list(inline_arrays(manifest.tree)), base=name):
+            return CommitMarker.of(manifest, data, base=base)
+    return None

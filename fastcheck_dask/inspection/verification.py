@@ -18,7 +18,7 @@ from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import BaseLink, CheckpointFolder, CommitMarker, marker_path
 
 #: Is told how many raw bytes were verified.
 Advance = Callable[[int], None]
@@ -89,7 +89,7 @@ def verify(
     strict : bool
         Also encode every chunk again: a chunk has bits that do not matter (padding), and if those were
         changed it decodes to what was saved all the same. Takes several times as long, and complains of
-        what another version has written.
+        what another version has written. What is stored as deltas is not encoded again.
     advance : callable
         Is called with the raw bytes of each chunk after it was verified.
 
@@ -105,13 +105,23 @@ def verify(
         problem = _problem(manifest_path(marker.directory), error, fatal=True)
         return Verified(marker.generation, marker.tag, marker.directory, 1, 0, (problem,))
     problems = _verify_marker(folder, marker)
-    exact = exact_objects(manifest)
+    exact = exact_objects(manifest, marker.base)
     problems += _verify_exact(folder, marker.directory, exact)
-    reader = ChunkReader(folder, manifest)
+    reader = ChunkReader(folder, manifest, marker)
+    try:
+        here = set(manifest.chunks) if reader.stored is None else set(reader.stored.own_keys)
+    except FastCheckError as error:
+        # Without its base there is no telling which chunks are its own.
+        problems.append(_problem(marker_path(marker.directory), error, fatal=True))
+        return _verified(marker, manifest, problems, 2 + len(exact))
 
     def check(chunk: Chunk) -> Problem | None:
         name = f"{marker.directory}/{chunk.key}"
         try:
+            if reader.stored is not None:
+                name = reader.stored.place_of(chunk.key)
+                reader.read(chunk)
+                return None
             payload = folder.read_chunk(marker.directory, chunk.key)
             bits = decoded(payload, chunk, want=manifest.digests[chunk.key], where=reader.where)
         except FastCheckError as error:
@@ -125,8 +135,11 @@ def verify(
 
     checked = in_order(manifest.chunks.values(), check, nbytes=lambda chunk: chunk.nbytes)
     problems += [found for found in checked if found is not None]
-    problems += _unexpected(folder, marker.directory, {*exact, *manifest.chunks})
-    objects = 2 + len(exact) + len(manifest.chunks)
+    problems += _unexpected(folder, marker.directory, {*exact, *here})
+    return _verified(marker, manifest, problems, 2 + len(exact) + len(here))
+
+
+def _verified(marker: CommitMarker, manifest: Manifest, problems: list[Problem], objects: int) -> Verified:
     return Verified(
         marker.generation, marker.tag, marker.directory, objects, manifest.raw_bytes, tuple(problems)
     )
@@ -151,10 +164,11 @@ def verify_rest(folder: CheckpointFolder) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def exact_objects(manifest: Manifest) -> dict[str, bytes]:
-    """Return the objects of a checkpoint that follow from its manifest, by their key in its directory."""
+def exact_objects(manifest: Manifest, base: BaseLink | None) -> dict[str, bytes]:
+    """Return the objects of a checkpoint that follow from its manifest and base, by their key."""
     inline = list(inline_arrays(manifest.tree))
-    return documents(manifest, inline) | inline_chunks(inline)
+    name = None if base is None else base.directory
+    return documents(manifest, inline, base=name) | inline_chunks(inline)
 
 
 def _is_canonical(payload: Bits, bits: Bits, dtype: str) -> bool:

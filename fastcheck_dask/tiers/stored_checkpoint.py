@@ -12,7 +12,7 @@ from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, is_delta
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.sharing import is_shared
+from fastcheck_dask.layout.sharing import is_shared, keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 
@@ -76,6 +76,19 @@ class StoredCheckpoint:
             found.append(at)
             at = at.base
         return found
+
+    @property
+    def own_keys(self) -> list[str]:
+        """The chunks that lie in its own directory; raises as `base` does."""
+        base = self.base
+        return list(self.manifest.chunks) if base is None else keys_apart(self.manifest, base.manifest)
+
+    def place_of(self, key: str) -> str:
+        """Return where a chunk lies, relative to the location; raises as `base` does."""
+        base = self.base
+        if base is not None and is_shared(self.manifest, base.manifest, key):
+            return base.place_of(key)
+        return f"{self.marker.directory}/{key}"
 
     def read(self, key: str, *, out: Bits | None = None) -> tuple[Bits, int]:
         """Read one chunk.
