@@ -67,6 +67,8 @@ class Delivery:
         Of the run.
     name : (int, str)
         Generation and token of the save.
+    attempt : int
+        Grows with each delivery under this claim: a message of an earlier one that comes late changes nothing.
     layout : Layout
         Which chunk belongs to which shard.
     nodes : sequence of NodeInfo
@@ -89,6 +91,7 @@ class Delivery:
         claim: RunClaim,
         name: tuple[int, str],
         *,
+        attempt: int = 0,
         layout: Layout,
         nodes: Sequence[NodeInfo],
         latest: CommitRecord | None,
@@ -100,6 +103,7 @@ class Delivery:
         self._room, self._as_deltas = room, deltas
         self._run, self._order = claim.run, claim.order
         self.generation, self._token = name
+        self._attempt = attempt
         self._layout = layout
         self._latest = latest
         self._client = client
@@ -211,7 +215,14 @@ class Delivery:
         results = await asyncio.gather(
             *(
                 _once_more_if_damaged(
-                    partial(seat.client.prepare, self._run, self._token, digest=digest, manifest=manifest)
+                    partial(
+                        seat.client.prepare,
+                        self._run,
+                        self._token,
+                        digest=digest,
+                        manifest=manifest,
+                        attempt=self._attempt,
+                    )
                 )
                 for _, seat in seats
             ),
@@ -228,8 +239,9 @@ class Delivery:
 
     async def abort(self) -> None:
         """Drop what is staged, where the node can still be reached."""
+        clients = self._clients.values()
         await asyncio.gather(
-            *(client.abort(run=self._run, token=self._token) for client in self._clients.values()),
+            *(client.abort(run=self._run, token=self._token, attempt=self._attempt) for client in clients),
             return_exceptions=True,
         )
 
@@ -290,6 +302,7 @@ class Delivery:
             base=base,
             keys=list(self._layout.keys_of(shard)),
             order=self._order,
+            attempt=self._attempt,
         )
         wish = self._room.wish(shard)
         try:
@@ -337,7 +350,7 @@ class Delivery:
         if isinstance(error, NodeFullError):
             # It lives: what it has taken is room that others need.
             with contextlib.suppress(FastCheckError):
-                await client.abort(self._run, self._token)
+                await client.abort(self._run, self._token, attempt=self._attempt)
         # Whoever else waits for this node gets an error now.
         await client.close()
         log.warning(

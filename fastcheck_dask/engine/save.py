@@ -8,6 +8,7 @@ moment leaves the former checkpoint in force on every node.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,7 @@ class PeerSaver:
         self._encoder = encoder
         self._client = client
         self._substitute = substitute
+        self._attempts = itertools.count(1)
 
     async def save(
         self,
@@ -221,6 +223,7 @@ class PeerSaver:
         delivery = Delivery(
             self._claim,
             (generation, snapshot.token),
+            attempt=next(self._attempts),
             layout=layout,
             nodes=choice.nodes,
             latest=latest,

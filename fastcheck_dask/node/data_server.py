@@ -252,6 +252,7 @@ class DataServer:
                 keys=_texts(request, "keys"),
                 reserve_bytes=_natural(request, "reserve_bytes"),
                 order=_natural(request, "order"),
+                attempt=_natural(request, "attempt"),
             )
 
         try:
@@ -274,6 +275,7 @@ class DataServer:
             _field(request, "token", str),
             digest=_field(request, "digest", str),
             manifest=frames[0],
+            attempt=_natural(request, "attempt"),
         )
         return {}
 
@@ -282,7 +284,8 @@ class DataServer:
         return {}
 
     def _abort(self, request: _Request) -> _Reply:
-        self._store.abort(_run(request), _field(request, "token", str))
+        run, token = _run(request), _field(request, "token", str)
+        self._store.abort(run, token, attempt=_natural(request, "attempt"))
         return {}
 
     def _holds(self, request: _Request) -> _Reply:

@@ -82,6 +82,8 @@ class Staged:
     base: Name | None
     keys: frozenset[str]
     reserve_bytes: int
+    #: Of its author: how often it had begun a save of this run when it began this one.
+    attempt: int = 0
     #: When it is given up unless its author comes back, by the clock of the store.
     expires: float = math.inf
     entries: dict[str, Entry] = field(default_factory=dict)

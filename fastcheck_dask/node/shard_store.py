@@ -81,8 +81,8 @@ class ShardStore:
         self._merger = Merger(self._holdings)
         self._clock = clock
         self._runs = self._holdings.runs
-        #: Of the newest owner that began a save of each run; kept when a run is dropped.
-        self._orders: dict[str, int] = {}
+        #: Newest owner that began a save of each run, and its newest attempt; kept when a run is dropped.
+        self._turns: dict[str, tuple[int, int]] = {}
         self.on_pending = on_pending
 
     @property
@@ -130,11 +130,12 @@ class ShardStore:
         keys: Iterable[str],
         reserve_bytes: int,
         order: int = 0,
+        attempt: int = 0,
     ) -> list[str]:
         """Stage a save and return those of `keys` that it has to send whole; see `PeerClient.begin`."""
         wanted = list(keys)
         with self._holdings.locked():
-            self._require_order(run, order)
+            self._require_turn(run, order, attempt)
             state = self._holdings.run(run)
             committed = state.committed
             if committed is not None and committed.name == (generation, token):
@@ -145,9 +146,9 @@ class ShardStore:
             for other in list(state.staged.values()):
                 if other is not again:
                     self._holdings.drop_staged(run, state, other)
-            staged = Staged(generation, token, shard, base, frozenset(wanted), reserve_bytes)
+            staged = Staged(generation, token, shard, base, frozenset(wanted), reserve_bytes, attempt)
             if again is not None and again.begins_like(staged):
-                again.reserve_bytes = reserve_bytes
+                again.reserve_bytes, again.attempt = reserve_bytes, attempt
                 staged = again
             elif again is not None:
                 self._holdings.drop_staged(run, state, again)
@@ -181,7 +182,7 @@ class ShardStore:
                     self._holdings.let_go([old.payload])
                     staged.staged_bytes -= old.payload.nbytes
 
-    def prepare(self, run: str, token: str, *, digest: str, manifest: Bits) -> None:
+    def prepare(self, run: str, token: str, *, digest: str, manifest: Bits, attempt: int = 0) -> None:
         """Vote for the commit of a staged save: every key is there, and it stays until it is decided."""
         got = digest_of_manifest(manifest.tobytes())
         if got != digest:
@@ -190,6 +191,8 @@ class ShardStore:
             if self._is_committed(run, token):
                 return
             _, staged = self._staged(run, token)
+            if attempt < staged.attempt:
+                raise self._late(run, token)
             lacking = sorted(staged.keys - staged.entries.keys())
             if lacking:
                 raise TierError(
@@ -222,12 +225,13 @@ class ShardStore:
                 )
             self._holdings.promote(run, state, staged)
 
-    def abort(self, run: str, token: str) -> None:
-        """Drop a staged save; nothing happens if there is none."""
+    def abort(self, run: str, token: str, *, attempt: int | None = None) -> None:
+        """Drop a staged save; nothing happens if there is none, or it was begun anew after that `attempt`."""
         with self._holdings.locked():
             state = self._runs.get(run)
-            if state is not None and token in state.staged:
-                self._holdings.drop_staged(run, state, state.staged[token])
+            staged = None if state is None else state.staged.get(token)
+            if state is not None and staged is not None and (attempt is None or attempt >= staged.attempt):
+                self._holdings.drop_staged(run, state, staged)
 
     def orphan(self, run: str, token: str) -> None:
         """Note that the last connection of a save's author is gone: the save expires unless it comes back."""
@@ -443,11 +447,19 @@ class ShardStore:
                 raise StaleBaseError(f"node {self.name} has no such base for chunk {key}; send it whole")
         return True
 
-    def _require_order(self, run: str, order: int) -> None:
-        """Refuse an owner that a newer one followed: it would drop what the newer one has staged."""
-        if order < self._orders.get(run, 0):
+    def _require_turn(self, run: str, order: int, attempt: int) -> None:
+        """Refuse an owner, or an attempt, that a newer one followed: it would drop what that has staged."""
+        newest = self._turns.get(run, (0, 0))
+        if order < newest[0]:
             raise FencedError(f"node {self.name}: run {run} has a newer owner; stop saving it")
-        self._orders[run] = order
+        if (order, attempt) < newest:
+            raise self._late(run, f"of attempt {attempt}")
+        self._turns[run] = order, attempt
+
+    def _late(self, run: str, save: str) -> StaleBaseError:
+        return StaleBaseError(
+            f"node {self.name}: a message came late, the author of the save {save} of {run} has begun anew since"
+        )
 
     def _require_base(self, run: str, state: Run, base: Name) -> None:
         """Have `base` as the committed generation, or raise `StaleBaseError`."""

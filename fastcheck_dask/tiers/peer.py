@@ -122,12 +122,14 @@ class PeerClient:
         keys: Sequence[str],
         reserve_bytes: int,
         order: int = 0,
+        attempt: int = 0,
     ) -> list[str]:
         """Announce a save; return the keys that must be sent whole.
 
-        Naming a `base` asserts that it was committed. `order` is that of the author's claim of the run.
-        `StaleBaseError` if the node does not hold the base, `NodeFullError` if `reserve_bytes` do not fit,
-        `FencedError` if an owner of higher order has begun a save.
+        Naming a `base` asserts that it was committed. `order` is that of the author's claim of the run, and
+        `attempt` grows with each save that it begins anew: by it the node knows what comes late.
+        `StaleBaseError` if the node does not hold the base or a later attempt has begun, `NodeFullError` if
+        `reserve_bytes` do not fit, `FencedError` if an owner of higher order has begun a save.
         """
         reply = await self._request(
             {
@@ -140,6 +142,7 @@ class PeerClient:
                 "keys": list(keys),
                 "reserve_bytes": reserve_bytes,
                 "order": order,
+                "attempt": attempt,
             }
         )
         return _keys(reply, "absent")
@@ -153,17 +156,20 @@ class PeerClient:
             {"op": "put", "run": run, "token": token, "chunks": [c.to_wire() for c in chunks]}, frames
         )
 
-    async def prepare(self, run: str, token: str, *, digest: str, manifest: Buffer) -> None:
+    async def prepare(
+        self, run: str, token: str, *, digest: str, manifest: Buffer, attempt: int = 0
+    ) -> None:
         """Vote for the commit: the node has every key, and keeps the save until it is decided."""
-        await self._request({"op": "prepare", "run": run, "token": token, "digest": digest}, [manifest])
+        message = {"op": "prepare", "run": run, "token": token, "digest": digest, "attempt": attempt}
+        await self._request(message, [manifest])
 
     async def commit(self, run: str, generation: int, token: str) -> None:
         """Make a prepared save the committed generation."""
         await self._request(_at("commit", run, generation, token))
 
-    async def abort(self, run: str, token: str) -> None:
-        """Drop a staged save."""
-        await self._request({"op": "abort", "run": run, "token": token})
+    async def abort(self, run: str, token: str, *, attempt: int = 0) -> None:
+        """Drop a staged save, unless it was begun anew after that `attempt`."""
+        await self._request({"op": "abort", "run": run, "token": token, "attempt": attempt})
 
     async def holds(self, run: str) -> dict[str, Any]:
         """Return what the node has of a run: committed, staged and pins."""

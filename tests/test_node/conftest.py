@@ -74,6 +74,7 @@ class Author:
     residual: str = "xor"
     #: Of its claim of the run.
     order: int = 0
+    attempt: int = 0
 
     @property
     def name(self) -> tuple[str, int, str]:
@@ -102,6 +103,7 @@ class Author:
             keys=list(state),
             reserve_bytes=0,
             order=self.order,
+            attempt=self.attempt,
         )
         self.store.put(self.run, token, self.chunks(state, set(absent)))
         return generation, token
@@ -112,6 +114,7 @@ class Author:
             token,
             digest=hashlib.sha256(manifest).hexdigest(),
             manifest=np.frombuffer(manifest, np.uint8).copy(),
+            attempt=self.attempt,
         )
 
     def save(self, state: dict[str, Bits], *, rebase: bool = False) -> None:

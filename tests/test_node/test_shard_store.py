@@ -462,6 +462,50 @@ def test_begin_by_deposed_owner_is_refused_and_drops_nothing(
     assert store.holds("run")["staged"] == [[2, "newer", False]]
 
 
+@pytest.mark.parametrize("again", ["same snapshot", "next save"])
+def test_late_message_of_an_earlier_attempt_takes_no_promise_back(
+    store: ShardStore, author: Any, chunks: Any, again: str
+) -> None:
+    author.save({"a": chunks.bits(1)})
+    state = {"a": chunks.bits(2)}
+    old = "first" if again == "next save" else "second"
+    author.attempt = 4
+    author.stage(state, token=old)
+    author.attempt = 5
+    author.stage(state, token="second")
+    author.prepare("second", b'{"nodes": 2}')
+    promised = store.holds("run")["staged"]
+    assert promised == [[2, "second", True]]
+    author.attempt = 4
+    store.abort("run", old, attempt=4)
+    with pytest.raises(StaleBaseError, match="came late"):
+        author.stage(state, token=old)
+    with pytest.raises(StaleBaseError):
+        author.prepare(old, b'{"nodes": 1}')
+    assert store.holds("run")["staged"] == promised
+    store.commit("run", 2, "second")
+    assert store.manifest("run", 2, "second").tobytes() == b'{"nodes": 2}'
+
+
+def test_abort_of_the_present_attempt_and_of_a_decided_save_drop_it(
+    store: ShardStore, author: Any, chunks: Any
+) -> None:
+    for attempt, known in ((1, 1), (2, None)):
+        author.attempt = attempt
+        author.stage({"a": chunks.bits(1)}, token="t")
+        author.prepare("t")
+        store.abort("run", "t", attempt=known)
+        assert store.holds("run")["staged"] == []
+
+
+def test_next_owner_counts_its_attempts_anew(store: ShardStore, author: Any, chunks: Any) -> None:
+    author.order, author.attempt = 7, 12
+    author.stage({"a": chunks.bits(1)}, token="old")
+    author.order, author.attempt = 8, 1
+    author.save({"a": chunks.bits(2)})
+    assert author.loaded() == author.saved()
+
+
 def test_put_delta_of_other_bits_than_the_base_is_refused_before_the_commit(
     store: ShardStore, author: Any, chunks: Any
 ) -> None:
