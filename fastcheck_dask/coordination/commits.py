@@ -141,8 +141,9 @@ def judge(
 
 def fenced(run: str, owner: str = "") -> FencedError:
     """Return the error of an owner that is none any more; `owner` has the run now, if that is known."""
-    what = f"it was taken over by {owner!r}" if owner else "it was claimed by another process, or given back"
-    return FencedError(f"run {run} is no longer owned here: {what}; stop saving it")
+    unknown = "it was given back or claimed by another process, or the coordinator lost its data"
+    what = f"it was taken over by {owner!r}" if owner else unknown
+    return FencedError(f"run {run} is no longer owned here: {what}; stop saving it, or start anew")
 
 
 def in_use(run: str, owner: str) -> RunInUseError:

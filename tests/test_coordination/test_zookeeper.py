@@ -93,6 +93,22 @@ def test_fence_moved_while_session_was_away_claim_is_lost(coordinator, plain, re
     claim.close()
 
 
+def test_server_lost_its_data_claim_of_the_same_number_is_not_ours(
+    coordinator, other, plain, record, eventually, expire
+):
+    """Versions of znodes begin anew, and most runs were claimed once."""
+    claim = coordinator.claim("run-1", "before")
+    expire(coordinator)
+    eventually(lambda: coordinator.health().state == "connected")
+    plain.delete("/runs/run-1", recursive=True)
+    later = other.claim("run-1", "after")
+    assert later.fencing_token == claim.fencing_token
+    for act in (claim.check, lambda: coordinator.commit(record(), claim)):
+        with pytest.raises(FencedError, match="taken over by 'after'"):
+            act()
+    other.commit(record(token="of the later one"), later)
+
+
 def test_claim_overtaken_while_it_comes_back_is_lost(
     coordinator, plain, record, monkeypatch, eventually, expire
 ):

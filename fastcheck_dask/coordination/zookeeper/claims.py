@@ -38,7 +38,14 @@ class ZooKeeperClaim(Ephemeral):
 
     def holds(self, fence: Znode | None) -> bool:
         """Say whether the claim is in force under the fence that was read."""
-        return self.in_force and fence is not None and fence.version == self.fencing_token
+        return self.in_force and self.is_ours(fence)
+
+    def is_ours(self, fence: Znode | None) -> bool:
+        """Say whether a fence that was read is as this claim left it."""
+        # A server that lost its data counts versions anew: another claim may have come to the same one.
+        if fence is None or fence.version != self.fencing_token:
+            return False
+        return signature(fence.data) == self.token
 
     def check(self) -> None:
         """Raise `FencedError` unless the run is still owned."""
@@ -72,8 +79,7 @@ class ZooKeeperClaim(Ephemeral):
 
     def _settle_once(self, deadline: Deadline) -> None:
         if self.in_force:
-            fence = self.session.read(self._fence, deadline=deadline)
-            if fence is None or fence.version != self.fencing_token:
+            if not self.is_ours(self.session.read(self._fence, deadline=deadline)):
                 self._lose()
         super()._settle_once(deadline)
 
