@@ -65,6 +65,8 @@ class Office:
     fencing_token: int
     #: With which it ends.
     session: str
+    #: Of the candidacy that won it, drawn: a coordinator that lost its data counts fencing tokens anew.
+    nonce: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def take_office(me: Candidate) -> Steps[Office]:
         if won and not is_candidacy(me, mine, session):
             raise SessionLostError(f"{me.name} won the election and lost its session; it stands again")
         if won:
-            return Office(epoch.version, session)
+            return Office(epoch.version, session, me.nonce)
         if mine is None:
             # With the check nobody can stand under an epoch that is over, and overtake others.
             stand = Create(me.path, me.to_bytes(epoch.version), ephemeral=True)
@@ -150,7 +152,7 @@ def take_office(me: Candidate) -> Steps[Office]:
                 continue
             write = Write(EPOCH, me.to_bytes(epoch.version), epoch.version)
             if (yield from try_apply(Check(me.path, mine.version), write)):
-                return Office(epoch.version + 1, session)
+                return Office(epoch.version + 1, session, me.nonce)
 
 
 def is_candidacy(me: Candidate, mine: Entry | None, session: str) -> bool:

@@ -55,12 +55,14 @@ class Leadership:
     ----------
     fencing_token : int
         Version of the entry `epoch`; grows with each master.
+    nonce : str
+        What the entry `epoch` names besides, drawn for this office alone.
     """
 
     def __init__(
         self, entries: Entries, office: Office, *, times: ElectionTimes, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self.fencing_token = office.fencing_token
+        self.fencing_token, self.nonce = office.fencing_token, office.nonce
         self._entries, self._session = entries, office.session
         self._times, self._clock = times, clock
         self._over = threading.Event()

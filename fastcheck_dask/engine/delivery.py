@@ -68,7 +68,7 @@ class Delivery:
     name : (int, str)
         Generation and token of the save.
     attempt : int
-        Grows with each delivery under this claim: a message of an earlier one that comes late changes nothing.
+        Grows with each delivery under this claim: late messages of an earlier one change nothing.
     layout : Layout
         Which chunk belongs to which shard.
     nodes : sequence of NodeInfo

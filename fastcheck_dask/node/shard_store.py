@@ -135,7 +135,7 @@ class ShardStore:
         """Stage a save and return those of `keys` that it has to send whole; see `PeerClient.begin`."""
         wanted = list(keys)
         with self._holdings.locked():
-            self._require_turn(run, order, attempt)
+            self._require_turn(run, order, attempt=attempt)
             state = self._holdings.run(run)
             committed = state.committed
             if committed is not None and committed.name == (generation, token):
@@ -447,7 +447,7 @@ class ShardStore:
                 raise StaleBaseError(f"node {self.name} has no such base for chunk {key}; send it whole")
         return True
 
-    def _require_turn(self, run: str, order: int, attempt: int) -> None:
+    def _require_turn(self, run: str, order: int, *, attempt: int) -> None:
         """Refuse an owner, or an attempt, that a newer one followed: it would drop what that has staged."""
         newest = self._turns.get(run, (0, 0))
         if order < newest[0]:
@@ -458,7 +458,8 @@ class ShardStore:
 
     def _late(self, run: str, save: str) -> StaleBaseError:
         return StaleBaseError(
-            f"node {self.name}: a message came late, the author of the save {save} of {run} has begun anew since"
+            f"node {self.name}: a message came late, the author of the save {save} of {run} has "
+            "begun anew since"
         )
 
     def _require_base(self, run: str, state: Run, base: Name) -> None:

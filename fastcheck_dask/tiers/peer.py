@@ -156,9 +156,7 @@ class PeerClient:
             {"op": "put", "run": run, "token": token, "chunks": [c.to_wire() for c in chunks]}, frames
         )
 
-    async def prepare(
-        self, run: str, token: str, *, digest: str, manifest: Buffer, attempt: int = 0
-    ) -> None:
+    async def prepare(self, run: str, token: str, *, digest: str, manifest: Buffer, attempt: int = 0) -> None:
         """Vote for the commit: the node has every key, and keeps the save until it is decided."""
         message = {"op": "prepare", "run": run, "token": token, "digest": digest, "attempt": attempt}
         await self._request(message, [manifest])

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcheck_dask.clock import Deadline
-from fastcheck_dask.coordination.candidacy import EPOCH
+from fastcheck_dask.coordination.candidacy import EPOCH, Candidate
 from fastcheck_dask.coordination.election import Election, ElectionTimes
-from fastcheck_dask.coordination.entries import Create, Write
+from fastcheck_dask.coordination.entries import Create, Delete, Entry, Write
 from fastcheck_dask.coordination.states import LocalLink, NodeState, StateMaster, StateReader, StateUpdater
 from fastcheck_dask.coordination.states.bits import Operation, StateBits
+from fastcheck_dask.coordination.states.protocol import read
 from fastcheck_dask.coordination.states.value import STATE_NAMES, state_path, version_path
-from fastcheck_dask.coordination.steps import DeadlineError
+from fastcheck_dask.coordination.steps import Ask, DeadlineError, Get
 from fastcheck_dask.errors import CoordinationError, NoMasterError, UnknownFormatError
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
@@ -63,9 +64,9 @@ OPERATION = Operation("n", "s", 2)
 def test_bits_begin_and_end_version_is_noted():
     bits = StateBits(7, {})
     assert bits.begin(OPERATION, 1.0) == {"fencing_token": 7}
-    assert bits.query() == {"fencing_token": 7, "versions": {}, "changing": ["n"]}
+    assert bits.query() == {"fencing_token": 7, "nonce": "", "versions": {}, "changing": ["n"]}
     bits.end(OPERATION, 7, 4)
-    assert bits.query() == {"fencing_token": 7, "versions": {"n": 4}, "changing": []}
+    assert bits.query() == {"fencing_token": 7, "nonce": "", "versions": {"n": 4}, "changing": []}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_bits_two_sessions_of_a_node_both_have_to_end():
     bits.end(other, 7, 3)
     assert bits.query()["changing"] == ["n"]
     bits.ruled_out(OPERATION, 2)
-    assert bits.query() == {"fencing_token": 7, "versions": {"n": 3}, "changing": []}
+    assert bits.query() == {"fencing_token": 7, "nonce": "", "versions": {"n": 3}, "changing": []}
 
 
 @pytest.mark.parametrize("field", ["node", "session", "number"])
@@ -233,6 +234,35 @@ def test_reader_reads_only_what_changed(cluster, monkeypatch):
     assert reader.read(deadline=soon()) == {"a": state(1), "b": state(2)}
     found = [path for paths in asked for path in paths if path != EPOCH]
     assert found == [state_path("a"), state_path("b"), state_path("b")]
+
+
+def test_coordinator_lost_its_data_and_came_to_the_same_numbers_nothing_old_is_read(cluster):
+    cluster.master("m0")
+    node, entries = cluster.opened(), cluster.opened().entries
+    cluster.updater("a", node).update(state(1), deadline=soon())
+    reader = cluster.reader()
+    assert reader.read(deadline=soon()) == {"a": state(1)}
+    before = [entry.version for entry in entries.get_many(EPOCH, version_path("a"))]
+    cluster.elections["m0"].close()
+    node.close()
+    entries.apply(Delete(EPOCH, None), Delete(version_path("a"), None))
+    cluster.master("m1")
+    cluster.updater("a").update(state(2), deadline=soon())
+    assert [entry.version for entry in entries.get_many(EPOCH, version_path("a"))] == before
+    assert reader.read(deadline=soon()) == {"a": state(2)}
+
+
+def test_answer_of_a_master_of_the_same_number_before_the_data_were_lost_is_not_used():
+    steps = read({})
+    assert next(steps) == Ask({"op": "state_query"})
+    names = steps.send(StateBits(3, {"a": 5}, nonce="before").query())
+    assert steps.send(()) == Get((EPOCH,)), names
+    epoch = Entry(Candidate("m", "", "after").to_bytes(3), 3)
+    assert steps.send([epoch]) == Ask({"op": "state_query"})
+    steps.send(StateBits(3, {}, nonce="after").query())
+    steps.send(())
+    with pytest.raises(StopIteration):
+        steps.send([epoch])
 
 
 def test_update_name_of_a_live_node_waits_until_that_is_gone(cluster):

@@ -136,11 +136,11 @@ def anew(change, found):
 
 
 def confirmed_by_nobody(monkeypatch):
-    monkeypatch.setattr(protocol, "is_confirmed", lambda epoch, fencing_token: True)
+    monkeypatch.setattr(protocol, "is_confirmed", lambda epoch, office: True)
 
 
 def never_read_again(monkeypatch):
-    monkeypatch.setattr(protocol, "is_current", lambda known, version: known is not None)
+    monkeypatch.setattr(protocol, "is_current", lambda known, version, nonce: known is not None)
 
 
 @pytest.mark.parametrize(

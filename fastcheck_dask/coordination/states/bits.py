@@ -52,8 +52,8 @@ class StateBits:
         Version of each node's state; of a node without a bit it is the present one.
     """
 
-    def __init__(self, fencing_token: int, versions: Mapping[str, int]) -> None:
-        self.fencing_token = fencing_token
+    def __init__(self, fencing_token: int, versions: Mapping[str, int], *, nonce: str = "") -> None:
+        self.fencing_token, self.nonce = fencing_token, nonce
         self.versions = dict(versions)
         self.bits: dict[tuple[str, str], tuple[Operation, float]] = {}
 
@@ -82,6 +82,7 @@ class StateBits:
         """Say which nodes are changing their state, and the versions of all."""
         return {
             "fencing_token": self.fencing_token,
+            "nonce": self.nonce,
             "versions": dict(self.versions),
             "changing": sorted({node for node, _ in self.bits}),
         }

@@ -70,7 +70,7 @@ class StateMaster:
         while not leadership.in_force:
             if not leadership.wait(self._sweep_seconds, "states"):
                 return
-        bits = leadership.perform(open_bits(leadership.fencing_token))
+        bits = leadership.perform(open_bits(leadership.fencing_token, leadership.nonce))
         self._office = leadership, bits
         try:
             while leadership.wait(self._sweep_seconds, "states"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastcheck_dask.coordination.candidacy import EPOCH, fenced
+from fastcheck_dask.coordination.candidacy import EPOCH, fenced, standing
 from fastcheck_dask.coordination.entries import (
     Change,
     Create,
@@ -28,6 +28,8 @@ from fastcheck_dask.errors import NoMasterError
 CHANGING_SECONDS: Final = 0.02
 #: Before the next try, when there is no master or a change was refused.
 RETRY_SECONDS: Final = 0.1
+#: The office of no master.
+NOBODY: Final = (-1, "")
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class Known:
     value: bytes
     #: That the master gave for it; None if the master knew none.
     version: int | None
+    #: Of the office of that master: a coordinator that lost its data comes to the same versions again.
+    nonce: str = ""
 
 
 def read(known: Mapping[str, Known]) -> Steps[dict[str, Known]]:
@@ -132,7 +136,7 @@ def read(known: Mapping[str, Known]) -> Steps[dict[str, Known]]:
     known : mapping of str to Known
         What the read before this one returned; only what changed is read again.
     """
-    fencing_token = -1
+    office = NOBODY
     settled: dict[str, int] = {}
     while True:
         try:
@@ -140,20 +144,22 @@ def read(known: Mapping[str, Known]) -> Steps[dict[str, Known]]:
         except NoMasterError:
             yield Pause(RETRY_SECONDS)
             continue
-        if reply["fencing_token"] != fencing_token:
+        if (asked := (reply["fencing_token"], reply["nonce"])) != office:
             # Another master knows nothing of what the last one said.
-            fencing_token, settled = reply["fencing_token"], {}
+            office, settled = asked, {}
         settled = _settled(reply["versions"], reply["changing"]) | settled
         if set(reply["changing"]) - settled.keys():
             yield Pause(CHANGING_SECONDS)
             continue
         names = yield Names(STATES)
-        wanted = [name for name in names if not is_current(known.get(name), settled.get(name))]
+        wanted = [
+            name for name in names if not is_current(known.get(name), settled.get(name), nonce=office[1])
+        ]
         epoch, *found = yield Get((EPOCH, *map(state_path, wanted)))
-        if is_confirmed(epoch, fencing_token):
+        if is_confirmed(epoch, office):
             fresh = dict(zip(wanted, found, strict=True))
-            return _answer(known, names, settled=settled, fresh=fresh)
-        fencing_token, settled = -1, {}
+            return _answer(known, names, settled=settled, fresh=fresh, nonce=office[1])
+        office, settled = NOBODY, {}
 
 
 def _settled(versions: Mapping[str, int], changing: list[str]) -> dict[str, int]:
@@ -161,14 +167,17 @@ def _settled(versions: Mapping[str, int], changing: list[str]) -> dict[str, int]
     return {name: version for name, version in versions.items() if name not in changing}
 
 
-def is_current(known: Known | None, version: int | None) -> bool:
+def is_current(known: Known | None, version: int | None, *, nonce: str) -> bool:
     """Say whether a known state need not be read again."""
-    return known is not None and version is not None and known.version == version
+    return known is not None and version is not None and (known.version, known.nonce) == (version, nonce)
 
 
-def is_confirmed(epoch: Entry | None, fencing_token: int) -> bool:
+def is_confirmed(epoch: Entry | None, office: tuple[int, str]) -> bool:
     """Say whether the master that answered still led when the entries were read."""
-    return epoch is not None and epoch.version == fencing_token
+    if epoch is None:
+        return False
+    master = standing(epoch)
+    return (epoch.version, "" if master is None else master.nonce) == office
 
 
 def _answer(
@@ -177,6 +186,7 @@ def _answer(
     *,
     settled: Mapping[str, int],
     fresh: Mapping[str, Entry | None],
+    nonce: str,
 ) -> dict[str, Known]:
     answer = {}
     for name in names:
@@ -184,16 +194,17 @@ def _answer(
             answer[name] = known[name]
         elif (entry := fresh[name]) is not None:
             # What was read may be newer than the version says: then it is read once more next time.
-            answer[name] = Known(entry.value, settled.get(name))
+            answer[name] = Known(entry.value, settled.get(name), nonce)
     return answer
 
 
-def open_bits(fencing_token: int) -> Steps[StateBits]:
+def open_bits(fencing_token: int, nonce: str = "") -> Steps[StateBits]:
     """Return the bits of a new master: nothing is set, and the versions are those that are stored now."""
     names = yield Names(VERSIONS)
     entries = yield Get(tuple(map(version_path, names)))
     found = zip(names, entries, strict=True)
-    return StateBits(fencing_token, {name: entry.version for name, entry in found if entry is not None})
+    versions = {name: entry.version for name, entry in found if entry is not None}
+    return StateBits(fencing_token, versions, nonce=nonce)
 
 
 def rule_out(operation: Operation, fencing_token: int) -> Steps[int | None]:

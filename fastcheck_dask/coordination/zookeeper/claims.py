@@ -78,9 +78,8 @@ class ZooKeeperClaim(Ephemeral):
         self.settle(self.session.deadline())
 
     def _settle_once(self, deadline: Deadline) -> None:
-        if self.in_force:
-            if not self.is_ours(self.session.read(self._fence, deadline=deadline)):
-                self._lose()
+        if self.in_force and not self.is_ours(self.session.read(self._fence, deadline=deadline)):
+            self._lose()
         super()._settle_once(deadline)
 
     def _lose(self) -> None:
