@@ -34,7 +34,11 @@ def run(console: Console, *, scheduler: str | None, coordinator: str | None) -> 
     found = settings()
     if coordinator is None and scheduler is not None:
         coordinator = coordinator_of(check_address(scheduler, "scheduler"), found.scheduler_seconds)
-    session = connect(coordinator_url(coordinator or ""), timeout_seconds=found.coordinator_seconds)
+    session = connect(
+        coordinator_url(coordinator or ""),
+        timeout_seconds=found.coordinator_seconds,
+        session_seconds=found.session_seconds,
+    )
     try:
         nodes = [node for node in session.nodes() if node.state == "available"][: SHARDS_CAP + 1]
     finally:

@@ -154,7 +154,12 @@ def run_storage(
         raise ConfigError(f"a storage node keeps 0 or more older generations, got {ring}")
     _give_memory_back()
     with ExitStack() as stack:
-        coordinator = connect(coordinator_url)
+        found = settings()
+        coordinator = connect(
+            coordinator_url,
+            timeout_seconds=found.coordinator_seconds,
+            session_seconds=found.session_seconds,
+        )
         stack.callback(coordinator.close)
         store = ShardStore(name, memory_bytes, ring=ring)
         scrubber = Scrubber(store, pause_seconds=scrub_seconds)
@@ -174,7 +179,7 @@ def run_storage(
             insecure=insecure,
             operations=states.operations,
             report_more=vitals.more,
-            dscp=settings().dscp,
+            dscp=found.dscp,
         )
         stack.callback(server.close)
         server.start()

@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 from fastcheck_codecs import PrefixIndex
@@ -26,7 +28,8 @@ from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.lives import read_lives
-from fastcheck_dask.errors import NodeUnavailableError
+from fastcheck_dask.errors import CoordinationError, NodeUnavailableError
+from fastcheck_dask.node import process as node_process
 from fastcheck_dask.node.process import storage
 from fastcheck_dask.tiers.peer import PeerClient
 
@@ -359,6 +362,41 @@ def test_node_with_wrong_setting_exits_with_the_reason(
     settings = {"coordinator": f"sqlite:///{tmp_path}/c.db", "memory_bytes": 1, "name": "node-1", **options}
     assert storage(None, settings.pop("coordinator"), **settings) == 1
     assert reason in capfd.readouterr().err
+
+
+def test_node_takes_the_times_of_the_coordinator_from_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: str, *, timeout_seconds: float, session_seconds: float) -> None:
+        raise CoordinationError(f"asked for {timeout_seconds:g} and {session_seconds:g} s")
+
+    monkeypatch.setattr(node_process, "connect", refuse)
+    with dask.config.set({"fastcheck.coordinator.timeout": "3 s", "fastcheck.coordinator.session": "4 s"}):
+        assert storage(None, "sqlite:c.db", memory_bytes=1, name="node-1") == 1
+    assert "asked for 3 and 4 s" in capfd.readouterr().err
+
+
+def test_terminated_node_publishes_that_it_drains_and_leaves(start_node: Any, tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.db"
+    node = start_node()
+    node.address()
+    with closing(connect(f"sqlite://{file}")) as coordinator:
+        until(lambda: coordinator.entries.get("states/node-1"))
+        with closing(sqlite3.connect(file)) as database, database:
+            # It goes with the process in a moment: the file itself writes down what is published.
+            database.execute("CREATE TABLE published (state BLOB)")
+            database.execute(
+                "CREATE TRIGGER published AFTER UPDATE ON entries WHEN NEW.path = 'states/node-1' "
+                "BEGIN INSERT INTO published VALUES (NEW.value); END"
+            )
+        node.child.send_signal(signal.SIGTERM)
+        assert "Traceback" not in node.output()
+        assert node.child.returncode == 0
+        with closing(sqlite3.connect(file)) as database:
+            found = [json.loads(state)["state"] for (state,) in database.execute("SELECT * FROM published")]
+        assert found[-1:] == ["draining"]
+        assert coordinator.nodes() == ()
+        assert coordinator.entries.names("states") == coordinator.entries.names("candidates") == ()
 
 
 def test_interrupted_node_exits_cleanly(start_node: Any) -> None:
