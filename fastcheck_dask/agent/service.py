@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -371,8 +371,7 @@ class SaveService:
                 directory = directory_name(generation, snapshot.tag)
                 await asyncio.to_thread(self._folder.remove, directory)
             raise
-        await asyncio.to_thread(self._coordinator.mark_persisted, record.run, record.generation, record.token)
-        return saved
+        return replace(saved, record=record)
 
     async def _queue_persist(self, saved: Saved, number: int, seq: int) -> None:
         """Start persisting a committed generation when its turn comes; at most one is being written."""
@@ -407,7 +406,7 @@ class SaveService:
             )
             self._notify({"event": "persist_failed", "seq": seq, "error": to_wire(error)})
         else:
-            if self._unpersisted is not None and self._unpersisted[0] is saved:
+            if moved.noted and self._unpersisted is not None and self._unpersisted[0] is saved:
                 self._unpersisted = None
             await self._mark_persisted()
             self._notify(

@@ -22,7 +22,13 @@ from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.engine.save import Base, SaveStats, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
-from fastcheck_dask.errors import FastCheckError, TierError, UnrecoverableError
+from fastcheck_dask.errors import (
+    CommitConflictError,
+    CoordinationError,
+    FastCheckError,
+    TierError,
+    UnrecoverableError,
+)
 from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
@@ -43,6 +49,8 @@ class Persisted:
 
     by_nodes_bytes: int
     by_host_bytes: int
+    #: Whether the coordinator knows; if not, persisting it again costs nothing and tells it.
+    noted: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,8 @@ class Persister:
 
         Raises
         ------
+        CommitConflictError
+            If that number is another author's.
         TierError
             If the object tier refused, or chunks are neither with a node nor in a slot, and parity does not
             give them.
@@ -154,11 +164,23 @@ class Persister:
             await asyncio.to_thread(self.publish, manifest, data, work.link)
         else:
             written, by_host = 0, 0
-        await asyncio.to_thread(
-            self._coordinator.mark_persisted, manifest.run, manifest.generation, manifest.token
-        )
+        noted = await asyncio.to_thread(self._note, manifest)
         await self._tell_nodes(record)
-        return Persisted(written, by_host)
+        return Persisted(written, by_host, noted)
+
+    def _note(self, manifest: Manifest) -> bool:
+        """Tell the coordinator; the marker stands whether it can be told now or not."""
+        generation = manifest.generation
+        try:
+            self._coordinator.mark_persisted(manifest.run, generation, manifest.token)
+        except CommitConflictError:
+            raise
+        except CoordinationError as error:
+            log.warning(
+                "generation %d is persisted, and the coordinator does not know yet: %s", generation, error
+            )
+            return False
+        return True
 
     async def retire(self, proven: int | None = None) -> None:
         """Remove what the rules do not keep; to be called when a newer checkpoint is complete.

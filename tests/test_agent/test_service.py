@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
+from fastcheck_dask.engine.persist import Persisted
 from fastcheck_dask.engine.snapshot import describe
 from fastcheck_dask.errors import CoordinationError, TierError
 from fastcheck_dask.layout.state import flatten
@@ -228,6 +230,52 @@ def test_save_trainer_reuses_generation_after_lost_coordinator(tmp_path: Path) -
     for file in tmp_path.glob("coord.db*"):
         file.unlink()
     run(tmp_path, second)
+
+
+def test_save_coordinator_away_after_the_commit_is_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        commit = bench.coordinator.commit
+
+        def last_answer(*arguments: Any) -> CommitRecord:
+            record = commit(*arguments)
+            monkeypatch.setattr(bench.coordinator, "mark_persisted", away)
+            return record
+
+        def away(*_: Any) -> None:
+            raise CoordinationError("it is away")
+
+        monkeypatch.setattr(bench.coordinator, "commit", last_answer)
+        bench.snapshot(0, 1)
+        await bench.save(0, 0)
+        assert bench.events("committed", "persisted", "failed") == [("committed", 0), ("persisted", 0)]
+        found = bench.coordinator.latest("run")
+        assert found is not None
+        assert (found.tag, found.persisted) == ("s1", True)
+
+    run(tmp_path, test)
+
+
+def test_finish_tells_the_coordinator_what_it_could_not_be_told_before(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.service.start()
+        saved: Any = SimpleNamespace(
+            record=SimpleNamespace(generation=1), manifest=SimpleNamespace(token="t"), manifest_bytes=b""
+        )
+        answers = [Persisted(0, 0, noted=False), Persisted(0, 0, noted=True)]
+
+        async def persist(*_: Any, **__: Any) -> Persisted:
+            return answers.pop(0)
+
+        bench.service._persister.persist = persist  # type: ignore[method-assign]
+        bench.service._unpersisted = saved, 0
+        for left in (1, 0, 0):
+            await bench.service.finish()
+            assert len(answers) == left
+
+    run(tmp_path, test)
 
 
 def test_finish_without_saves_does_nothing(tmp_path: Path) -> None:
