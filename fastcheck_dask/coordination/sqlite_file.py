@@ -169,7 +169,8 @@ class SqliteFile:
     def _busy(self, error: sqlite3.Error) -> CoordinationError:
         return CoordinationError(
             f"coordinator file {self.path} was still locked by another process after "
-            f"{self.timeout_seconds:g} s: {error}"
+            f"{self.timeout_seconds:g} s: {error}; one that was stopped in the middle of a "
+            "change keeps it locked until it goes on or is ended"
         )
 
 

@@ -47,7 +47,7 @@ from fastcheck_dask.manager.arguments import (
 from fastcheck_dask.manager.busy_count import BusyCount
 from fastcheck_dask.manager.handle import Level, SaveHandle
 from fastcheck_dask.manager.metrics_port import MetricsPort
-from fastcheck_dask.manager.ownership import Ownership, root_for_takeover
+from fastcheck_dask.manager.ownership import Ownership, root_after_takeover, root_for_takeover
 from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
 from fastcheck_dask.manager.save_metrics import SaveMetrics
 from fastcheck_dask.manager.scheduler import coordinator_of_nodes, run_apart
@@ -171,9 +171,9 @@ class FastCheckManager:
         #: Why the last save that failed did; reported once more by the next save.
         self._unreported: FastCheckError | None = None
         self.last_load: LoadReport | None = None
-        root = local_folder(self._settings.local_dir)
-        if takeover:
-            root = root_for_takeover(self._run, root)
+        root = (root_for_takeover if takeover else root_after_takeover)(
+            self._run, local_folder(self._settings.local_dir)
+        )
         self._local = LocalTier(self._run, Path(root) if root else None)
         folder = None if is_url(self._location) else Path(self._location)
         self._metrics = SaveMetrics(self._run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastcheck_dask.errors import RunInUseError, TierError
 from fastcheck_dask.layout.zarr_tree import PRIVATE
-from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.local import LocalTier, SlotState
 from fastcheck_dask.tiers.process_lock import ProcessLock
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ def root_for_takeover(run: str, root: str | None) -> str:
     An owner that is taken over may be asleep in the middle of a copy: its slots are left to it, or it would
     write into ours when it wakes up.
     """
-    with LocalTier(run, Path(root) if root else None) as usual:
-        base = usual.path.parent
+    base = _base(run, root)
     for place in base.glob("takeover~*"):
         if (place / run).is_dir() and not _in_use(place / run):
             with LocalTier(run, place) as left:
@@ -93,5 +92,39 @@ def root_for_takeover(run: str, root: str | None) -> str:
     return str(next(place for place in places if not _in_use(place / run)))
 
 
+def root_after_takeover(run: str, root: str | None) -> str | None:
+    """Return the root of the local tier in which the run's last owner was, and remove what others left.
+
+    An owner that had taken the run over, and died, left its slots apart from the usual ones. While the one
+    before it lives, the usual ones are locked, and nothing is changed.
+    """
+    base = _base(run, root)
+    apart = [place for place in base.glob("takeover~*") if (place / run).is_dir()]
+    if not apart or _held(base / run / _LOCK):
+        return root
+    left = [place for place in (base, *apart) if not _held(place / run / _LOCK)]
+    newest = max(left, key=lambda place: _generation(run, place))
+    for place in left:
+        if place != newest and not _in_use(place / run):
+            with LocalTier(run, place) as tier:
+                tier.remove()
+    return str(newest)
+
+
+def _base(run: str, root: str | None) -> Path:
+    with LocalTier(run, Path(root) if root else None) as usual:
+        return usual.path.parent
+
+
+def _generation(run: str, place: Path) -> int:
+    with LocalTier(run, place, readonly=True) as tier:
+        found = [slot.status for slot in tier.slots]
+    return max((status.generation or 0 for status in found if status.state is SlotState.COMMITTED), default=0)
+
+
+def _held(lock: Path) -> bool:
+    return ProcessLock(lock).holder() is not None
+
+
 def _in_use(folder: Path) -> bool:
-    return any(ProcessLock(folder / name).holder() is not None for name in (_LOCK, "agent.lock"))
+    return any(_held(folder / name) for name in (_LOCK, "agent.lock"))

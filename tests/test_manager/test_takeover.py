@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fastcheck_dask.errors import FencedError, RunInUseError
@@ -53,6 +56,20 @@ class Owner:
         for pid in (self.trainer.process.pid, self.agent):
             os.kill(pid, number)
 
+    def put_agent_to_sleep(self, coordinator: Path | None) -> None:
+        """Stop the agent, but not within a transaction, which would lock a file for everybody."""
+        while True:
+            os.kill(self.agent, signal.SIGSTOP)
+            if coordinator is None:
+                return
+            with contextlib.closing(sqlite3.connect(coordinator, timeout=0.1)) as database:
+                try:
+                    database.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    os.kill(self.agent, signal.SIGCONT)
+                else:
+                    return
+
     def quit(self) -> int:
         self.trainer.process.stdin.close()
         return self.trainer.end()
@@ -85,7 +102,7 @@ def test_takeover_sleeping_owner_wakes_up_in_mid_save_and_mixes_nothing(
 ) -> None:
     owner = Owner(start_trainer, tmp_path)
     owner.save(1)
-    os.kill(owner.agent, signal.SIGSTOP)
+    owner.put_agent_to_sleep(tmp_path / "objects/.fastcheck/coordinator.db")
     # The snapshot is handed over to an agent that sleeps.
     owner.tell(2)
     os.kill(owner.trainer.process.pid, signal.SIGSTOP)
@@ -130,6 +147,28 @@ def test_takeover_other_run_keeps_its_directory(make: Any) -> None:
         make(run_id="other", takeover=True)
 
 
+def test_takeover_owner_killed_the_next_one_without_the_flag_finds_its_memory(
+    make: Any, kit: Any, tmp_path: Path, start_trainer: Any
+) -> None:
+    first = Owner(start_trainer, tmp_path)
+    first.save(1)
+    second = Owner(start_trainer, tmp_path, takeover=True)
+    second.save(2)
+    second.signal(signal.SIGKILL)
+    # As long as the first one lives, it may be the one that is meant.
+    with pytest.raises(RunInUseError, match="takeover=True"):
+        make()
+    assert list((tmp_path / "shm").glob("takeover~1/*/slot*"))
+    first.signal(signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(first.agent), "the end of the first agent")
+    manager = make()
+    assert manager.load()["w"].tobytes() == kit.noise(2).tobytes()
+    assert manager.last_load.source == "local"
+    manager.save_async({"w": kit.noise(3)}, "s3").wait(timeout=kit.patience)
+    manager.close()
+    assert not list((tmp_path / "shm").rglob("slot*"))
+
+
 def test_takeover_leaves_no_shared_memory(make: Any, kit: Any, tmp_path: Path) -> None:
     first, second = make(), make(takeover=True)
     second.save_async({"w": kit.noise(1)}, "s1").wait(timeout=kit.patience)
@@ -149,7 +188,8 @@ def test_takeover_with_nodes_sleeping_owner_is_refused(
         options = {"num_shards": 1, "persist_every": 0}
         owner = Owner(start_trainer, tmp_path, cluster.coordinator, **options)
         assert owner.save(1) == 1
-        owner.signal(signal.SIGSTOP)
+        owner.put_agent_to_sleep(tmp_path / "cluster/coordinator.db" if kind == "sqlite" else None)
+        os.kill(owner.trainer.process.pid, signal.SIGSTOP)
         owner.tell(2)
         manager = make(coordinator=cluster.coordinator, takeover=True, **options)
         assert manager.load()["w"].tobytes() == kit.noise(1).tobytes()
