@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.coordination import candidacy
 from fastcheck_dask.coordination.candidacy import (
-    CANDIDATES,
     EPOCH,
     Candidate,
     Standing,
@@ -20,7 +19,7 @@ from fastcheck_dask.coordination.candidacy import (
     standing,
 )
 from fastcheck_dask.coordination.entries import Check, Create, Entry, Write
-from fastcheck_dask.coordination.steps import Apply
+from fastcheck_dask.coordination.steps import Apply, Get, Session, Wait
 from fastcheck_dask.testing.election_world import ElectionBounds, ElectionRules, ElectionWorld
 from fastcheck_dask.testing.exploring import explore, wander
 
@@ -45,7 +44,7 @@ def test_line_master_first_then_who_stood_first(found, master):
 def test_predecessor_everybody_has_another_and_one_has_none(found):
     ordered = line(None, found)
     watched = [predecessor(Candidate(one.name, "", ""), ordered) for one in ordered]
-    assert watched == [None, *(f"{CANDIDATES}/{one.name}" for one in ordered[:-1])]
+    assert watched == [None, *ordered[:-1]]
 
 
 def test_standing_reads_its_own_bytes():
@@ -162,6 +161,31 @@ def test_check_switched_off_is_seen(rules, patch, fault, monkeypatch):
     found = explore(ElectionWorld.start(BOUNDS, rules()))
     sys.stdout.write(f"{found}\n")
     assert any(part in found.fault for part in fault.split("|")), str(found)
+
+
+@pytest.mark.parametrize("changed", ["nothing", "session", "mine", "before", "another before"])
+def test_who_waits_looks_only_at_itself_and_whoever_is_before_it(changed):
+    """A look of everybody at everybody would be the square of their number."""
+    me, before = Candidate("b", "", "n"), Candidate("a", "", "m")
+    mine, its = Entry(me.to_bytes(5), 0, "s"), Entry(before.to_bytes(5), 0, "t")
+    steps = candidacy.take_office(me)
+    assert next(steps) == Get((EPOCH,))
+    steps.send([Entry(b"{}", 5)])
+    steps.send("s")
+    steps.send(("a", "b"))
+    assert steps.send([mine, its, mine]) == Wait(before.path, candidacy.LOOK_SECONDS)
+    for _ in range(2):
+        assert steps.send(None) == Session()
+        assert steps.send("s") == Get((me.path, before.path))
+        assert steps.send([mine, its]) == Wait(before.path, candidacy.LOOK_SECONDS)
+    steps.send(None)
+    steps.send("u" if changed == "session" else "s")
+    other = Entry(Candidate("a", "", "k").to_bytes(6), 0, "t")
+    found = {"mine": [None, its], "before": [mine, None], "another before": [mine, other]}
+    want = steps.send(found.get(changed, [mine, its]))
+    assert isinstance(want, Wait if changed == "nothing" else Get)
+    if changed != "nothing":
+        assert want == Get((EPOCH,))
 
 
 def test_creates_are_the_only_ephemeral_ones():

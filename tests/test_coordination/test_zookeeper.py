@@ -107,6 +107,10 @@ def test_server_lost_its_data_claim_of_the_same_number_is_not_ours(
         with pytest.raises(FencedError, match="taken over by 'after'"):
             act()
     other.commit(record(token="of the later one"), later)
+    later.close()
+    expire(coordinator)
+    eventually(lambda: claim.lost)
+    assert owner_session(plain, "/runs/run-1/owner") is None
 
 
 def test_claim_overtaken_while_it_comes_back_is_lost(
