@@ -480,8 +480,13 @@ class SaveService:
         return self._known
 
     def known_commits(self, run: str) -> dict[str, Any]:
-        """Return which checkpoints of all ranks of a run there are, and the newest of a single process."""
-        if (now := self._coordinator.health()).state == "suspended":
+        """Return which checkpoints of all ranks of a run there are, and the newest of a single process.
+
+        What was known once will not do: other ranks may know more, and all have to load the same.
+        """
+        now = self._coordinator.health()
+        # A single process does without; ranks wait, since a server that leads no more is soon followed.
+        if now.state == "suspended" and self._ranks is None:
             raise CoordinationError(f"the coordinator is away: {now.why}")
         return known_commits(self._coordinator, run)
 

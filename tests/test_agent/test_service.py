@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +231,23 @@ def test_save_trainer_reuses_generation_after_lost_coordinator(tmp_path: Path) -
     for file in tmp_path.glob("coord.db*"):
         file.unlink()
     run(tmp_path, second)
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_known_commits_while_suspended_ranks_ask_and_wait_a_single_process_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        health = replace(bench.coordinator.health(), state="suspended", why="no answer")
+        monkeypatch.setattr(bench.coordinator, "health", lambda: health)
+        monkeypatch.setattr(bench.service, "_ranks", object() if ranks else None)
+        if ranks:
+            assert bench.service.known_commits("run") == {"joint": [], "alone": None}
+        else:
+            with pytest.raises(CoordinationError, match="the coordinator is away: no answer"):
+                bench.service.known_commits("run")
+
+    run(tmp_path, test)
 
 
 def test_save_coordinator_away_after_the_commit_is_a_commit(

@@ -228,6 +228,17 @@ def test_paused_master_is_not_in_force_before_it_was_confirmed_again(shared):
     leadership.apply(Create("act", b""))
 
 
+def test_master_whose_session_was_replaced_is_not_in_force(shared):
+    """Its candidacy went with the session, although there is a connection, and time left (E13)."""
+    entries = shared.session()
+    leadership = Leadership(entries, Office(0, entries.session), times=QUICK)
+    leadership.confirmed(time.monotonic())
+    assert leadership.in_force
+    entries.expire()
+    assert entries.connected
+    assert not leadership.in_force
+
+
 def test_deposed_master_is_fenced_and_over(shared):
     entries = shared.session()
     entries.apply(Create(EPOCH, b""))

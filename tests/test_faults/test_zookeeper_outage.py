@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -75,6 +76,26 @@ def test_server_away_saves_reach_local_loads_come_from_memory_and_later_saves_co
         state, report = host.load_elsewhere(objects=False)
         assert_is_state(state, 8)
         assert report.generation == generation
+
+
+def test_server_away_ranks_load_what_all_know_or_nothing(tmp_path: Path, server: ZooKeeperServer) -> None:
+    options = OPTIONS | {"world_size": 2, "coordinator_timeout": "4 s"}
+    with TrainingHost(tmp_path, f"zk://{server.hosts}/ranks", options) as host, ThreadPoolExecutor(2) as pool:
+        managers = list(pool.map(lambda rank: host.manager(rank=rank), range(2)))
+        for step in (1, 2):
+            for handle in [manager.save_async(state_at(step), f"step{step}") for manager in managers]:
+                handle.wait("object", timeout=60.0)
+        server.pause()
+        suspended = [pool.submit(manager.load) for manager in managers]
+        for load in suspended:
+            with pytest.raises(CoordinationError):
+                load.result(60.0)
+        # One that is away for less than the time-out is waited for.
+        short = [pool.submit(manager.load) for manager in managers]
+        server.resume()
+        for load in short:
+            assert_is_state(load.result(60.0), 2)
+        list(pool.map(lambda manager: manager.close(), managers))
 
 
 def test_server_away_close_keeps_the_memory_and_the_next_manager_finds_it(
