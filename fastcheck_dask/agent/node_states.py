@@ -49,8 +49,11 @@ class NodeStates:
             return {}
         deadline = Deadline.after(WAIT_SECONDS, self._clock)
         self._asked = self._thread.submit(lambda: self._reader.read(deadline=deadline))
+        asking = asyncio.wrap_future(self._asked)
+        # What comes after the wait is nobody's error.
+        asking.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._asked)), WAIT_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(asking), WAIT_SECONDS)
         except (CoordinationError, TimeoutError) as error:
             self._not_before = self._clock.now() + BACK_OFF_SECONDS
             logger.info("placed without the states of the nodes: %s", str(error) or "no answer in time")

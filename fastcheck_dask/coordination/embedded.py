@@ -235,11 +235,11 @@ class EmbeddedCoordinator:
             why = "this process gave no sign of life for a while"
         state: HealthState = "closed" if session.closed else "lost" if why else "connected"
         found = self._health
-        if (state, session.name) != (found.state, found.session_id):
-            why = "" if state == "closed" else why
-            found = Health(state, SYSTEM_CLOCK.now(), found.hosts, session.name, why)
-            self._health = found
-        return found
+        why = "" if state == "closed" else why
+        if (state, session.name, why) != (found.state, found.session_id, found.why):
+            since = found.since_seconds if state == found.state else SYSTEM_CLOCK.now()
+            self._health = Health(state, since, found.hosts, session.name, why)
+        return self._health
 
     def close(self) -> None:
         """End the session; see `Coordinator`. In a forked child this does nothing."""

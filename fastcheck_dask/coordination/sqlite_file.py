@@ -97,7 +97,10 @@ class SqliteFile:
         except sqlite3.Error as error:
             if _is_busy(error):
                 raise self._busy(error) from error
-            raise CoordinationError(f"coordinator file {self.path}: {error}") from error
+            raise CoordinationError(
+                f"coordinator file {self.path}: {error}; it has to be there, ours to write, with room on "
+                "its disk (one that was lost is made anew when the training is started anew)"
+            ) from error
 
     @contextlib.contextmanager
     def _connection(self, mode: str, begin: str) -> Iterator[sqlite3.Connection]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,29 @@ def test_states_are_those_of_the_master_and_else_of_the_registry(reader: Reader)
     reader.states = {"a": NodeState("draining", 1, 2), "z": NodeState("available", 1, 2)}
     assert placed(states) == (replace(NODES[0], state="draining"), *NODES[1:])
     states.close()
+
+
+def test_answer_that_comes_late_and_is_an_error_is_nobodys(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_states, "WAIT_SECONDS", 0.01)
+    reader.error = NoMasterError("nobody", "", "")
+    told: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        reader.held.clear()
+        assert await states.of(NODES) == NODES
+        reader.held.set()
+        await asyncio.to_thread(states._thread.shutdown)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        states._asked = None
+        gc.collect()
+
+    states = made(reader, Hand())
+    asyncio.run(ask())
+    assert told == []
 
 
 def test_no_master_is_done_without_and_not_asked_again_at_once(reader: Reader) -> None:

@@ -239,6 +239,15 @@ def test_master_whose_session_was_replaced_is_not_in_force(shared):
     assert not leadership.in_force
 
 
+def test_candidacy_deleted_by_somebody_master_is_over_and_stands_again(stand, shared):
+    side = stand("a")
+    one = side.service.next()
+    shared.session().apply(Delete(f"{CANDIDATES}/a", None))
+    two = side.service.next()
+    assert one.over
+    assert two.fencing_token > one.fencing_token
+
+
 def test_deposed_master_is_fenced_and_over(shared):
     entries = shared.session()
     entries.apply(Create(EPOCH, b""))
