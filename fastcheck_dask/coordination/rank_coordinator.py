@@ -362,16 +362,17 @@ class RankCoordinator:
         written = self._inner.newest_decided(self._run)
         for number, part in sorted(self._saves.own_parts(self._saves.numbers()).items()):
             if part.record.generation > written:
-                self._write_down(part.record, self._settled(number))
+                self._write_down(part.record, self._settled(number, part))
                 self._consumed = max(self._consumed, number)
         self._own = None
 
-    def _settled(self, number: int) -> Outcome:
+    def _settled(self, number: int, part: Part) -> Outcome:
         """Decide a joint save now: nothing begins before it is known what becomes of the part."""
         view = self._saves.read(number)
         found = judge_joint(view, self._me.rank, gone=(), late="")
         if isinstance(found, Wait):
             me = self._me.rank
             why = f"rank {me} was started anew, or lost the coordinator, before all ranks had prepared"
-            found = Outcome(False, f"{why} {view.save.tag!r}", leftover=True)
+            # A save of this life was meant: the others, when they come to it, are told at once.
+            found = Outcome(False, f"{why} {view.save.tag!r}", leftover=part.owner != self._owner)
         return view.outcome or self._saves.decide(number, found)

@@ -18,7 +18,7 @@ from fastcheck_dask.coordination.candidacy import (
     predecessor,
     standing,
 )
-from fastcheck_dask.coordination.entries import Check, Create, Entry, Write
+from fastcheck_dask.coordination.entries import Check, Create, Delete, Entry, Write
 from fastcheck_dask.coordination.steps import Apply, Get, Session, Wait
 from fastcheck_dask.testing.election_world import ElectionBounds, ElectionRules, ElectionWorld
 from fastcheck_dask.testing.exploring import explore, wander
@@ -186,6 +186,18 @@ def test_who_waits_looks_only_at_itself_and_whoever_is_before_it(changed):
     assert isinstance(want, Wait if changed == "nothing" else Get)
     if changed != "nothing":
         assert want == Get((EPOCH,))
+
+
+def test_resign_leaves_the_candidacy_of_another_process_of_the_name_alone():
+    me, other = Candidate("a", "", "n"), Candidate("a", "", "m")
+    for found in (None, Entry(other.to_bytes(5), 0, "s"), Entry(b"?", 0, "s")):
+        steps = candidacy.resign(me)
+        assert next(steps) == Get((me.path,))
+        with pytest.raises(StopIteration):
+            steps.send([found])
+    steps = candidacy.resign(me)
+    next(steps)
+    assert steps.send([Entry(me.to_bytes(5), 3, "s")]) == Apply((Delete(me.path, 3),))
 
 
 def test_creates_are_the_only_ephemeral_ones():

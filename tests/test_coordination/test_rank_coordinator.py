@@ -415,6 +415,23 @@ def test_rank_that_died_after_it_was_seen_is_noticed_at_once():
     assert second.waited[0] < 5
 
 
+def test_rank_that_was_started_anew_after_it_was_seen_is_noticed_at_once():
+    world = World(2, ["t1"])
+    first, second = world.lives
+    while world.coordinator.owner("r.r00000") is None:
+        world.turns.give(first)
+    while world.turns.waiting[second] != "wait":
+        world.turns.give(second)
+    world.kill(first)
+    # Its next life owns the run before anybody has looked.
+    world.lives[0] = next_life = Life(world, 0, [])
+    while world.coordinator.owner("r.r00000") is None:
+        world.turns.give(next_life)
+    world.finish()
+    assert "rank 0 died" in second.told["t1"]
+    assert second.waited[0] < 5
+
+
 def test_ranks_with_different_tags_are_told_both():
     world = World(2, ["same"])
     world.finish()
@@ -588,6 +605,33 @@ def test_coordinator_lost_while_waiting_undecided_is_aborted_before_the_next_sav
     assert (zero.latest("r.r00000"), zero._saves.read(1).outcome.committed) == (None, False)
     found = both(lambda: zero.commit(part(0, "u", 2), claim0), lambda: one.commit(part(1, "u", 1), claim1))
     assert found == [part(0, "u", 2), part(1, "u", 1)]
+
+
+def test_give_up_of_a_part_in_doubt_settles_it_and_the_other_is_told_at_once(rank):
+    clock = FakeClock()
+    (zero, claim0), (one, claim1) = rank(0, clock=clock), rank(1)
+
+    def lose_it(*_):
+        clock.advance(PATIENCE)
+        raise CoordinationError("the coordinator does not answer")
+
+    zero._saves.watch = lose_it
+    with pytest.raises(CoordinationError, match="does not answer"):
+        zero.commit(part(0), claim0)
+    zero.give_up("t", token="t0", reason="the coordinator does not answer")
+    assert not zero._saves.read(1).outcome.committed
+    with pytest.raises(CommitConflictError, match=r"before rank 1 came to it: .*lost the coordinator"):
+        one.commit(part(1), claim1)
+    assert zero._saves.numbers() == [1]
+
+
+def test_commit_under_a_claim_that_was_lost_begins_nothing(rank):
+    """The new owner of the rank's run has not come as far as its fence: the claim alone says it."""
+    zero, claim0 = rank(0, size=1)
+    zero._inner.another().claim("r.r00000", "another", takeover=True)
+    with pytest.raises(FencedError, match="taken over by 'another'"):
+        zero.commit(part(0), claim0)
+    assert zero._saves.numbers() == []
 
 
 def test_give_up_of_a_decided_save_harms_no_later_one(rank):
