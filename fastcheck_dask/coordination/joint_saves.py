@@ -3,7 +3,6 @@
 ::
 
     joint/<run>/last                        number of the newest joint save
-    joint/<run>/latest                      number of the newest committed one
     joint/<run>/ranks/rank-<rank>           who saves as that rank; its version fences what it writes
     joint/<run>/saves/<number>              tag and world size, ten digits
     joint/<run>/saves/<number>/rank-<rank>  what that rank has prepared
@@ -200,21 +199,11 @@ class JointSaves:
             found = self._entries.get(path)
             if found is not None:
                 return Outcome.from_bytes(found.value)
-            changes: list[Change] = [Create(path, bounded(wanted.to_bytes(), f"decision of {path}"))]
-            if wanted.committed:
-                changes.append(self._newest(number))
-            self._applied(*changes)
+            self._applied(Create(path, bounded(wanted.to_bytes(), f"decision of {path}")))
 
     def _check_fence(self, found: Entry | None) -> None:
         if found is None or found.version != self._fence_version:
             raise fenced(run_of_rank(self.run, self._me.rank), "" if found is None else _fence(found)[1])
-
-    def _newest(self, number: int) -> Change:
-        path = f"{self._top}/latest"
-        found = self._entries.get(path)
-        if found is None:
-            return Create(path, str(number).encode())
-        return Write(path, str(max(number, int(found.value))).encode(), found.version)
 
     def watch(self, number: int) -> Watch:
         """Watch a joint save: parts that come, and its decision."""

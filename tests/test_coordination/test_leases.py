@@ -99,6 +99,22 @@ def test_watch_master_stopped_while_it_reads_ends_nothing_that_was_renewed(entri
     assert not watch.ended(stopped_after_read)
 
 
+def test_watch_slow_read_counts_from_its_end(entries: MemoryEntries) -> None:
+    clock = FakeClock()
+    watch = LeaseWatch(clock)
+    renew(entries, "run-1", 10.0)
+
+    def slow() -> dict[str, Entry]:
+        clock.advance(100.0)
+        return read_leases(entries)
+
+    assert not watch.ended(slow)
+    clock.advance(5.0)
+    assert not watch.ended(lambda: read_leases(entries))
+    clock.advance(5.0)
+    assert watch.ended(lambda: read_leases(entries)).keys() == {"run-1"}
+
+
 def test_ended_lease_renewed_meanwhile_cannot_be_deleted(entries: MemoryEntries) -> None:
     clock = FakeClock()
     watch = LeaseWatch(clock)
