@@ -498,6 +498,17 @@ def test_abort_of_the_present_attempt_and_of_a_decided_save_drop_it(
         assert store.holds("run")["staged"] == []
 
 
+def test_commit_whose_base_is_not_held_any_more_is_refused(
+    store: ShardStore, author: Any, chunks: Any
+) -> None:
+    author.save({"a": chunks.bits(1)})
+    generation, token = author.stage({"a": chunks.bits(2)})
+    author.prepare(token)
+    store._holdings.runs["run"].committed = None
+    with pytest.raises(StaleBaseError, match="its base is generation 1"):
+        store.commit("run", generation, token)
+
+
 def test_next_owner_counts_its_attempts_anew(store: ShardStore, author: Any, chunks: Any) -> None:
     author.order, author.attempt = 7, 12
     author.stage({"a": chunks.bits(1)}, token="old")
