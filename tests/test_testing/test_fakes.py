@@ -211,7 +211,7 @@ def test_coordinator_unreachable_its_entries_are_too_and_the_session_lives_on(co
 def test_coordinator_relocates_as_the_real_ones(coordinator, other, record):
     read = record()
     coordinator.commit(read, coordinator.claim(read.run, "a"))
-    moved = read.held_by(("other",) * len(read.nodes), read.addresses)
+    moved = read.held_by(tuple(f"{name}-next" for name in read.nodes), read.addresses)
     with pytest.raises(FencedError):
         other.relocate(read, moved, fencing_token=0)
     other.entries.apply(Create("epoch", b""))
