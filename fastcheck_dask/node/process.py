@@ -42,8 +42,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_BYTES = 128 * 2**10
 
-#: Makes the service of a master.
-ServiceOf = Callable[[Coordinator], Service]
+#: Makes the service of a master, given the coordinator and the address of the Dask scheduler.
+ServiceOf = Callable[[Coordinator, str | None], Service]
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def run_storage(
     insecure : bool
         Whether `host` may be other than loopback.
     service_of : callable, optional
-        Makes, of the node's coordinator, what the node does while it leads.
+        Makes, of the node's coordinator and the scheduler, what the node does while it leads.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def run_storage(
         stack.callback(housekeeper.close)
         queue = MergeQueue(store)
         stack.callback(queue.close)
-        service = None if service_of is None else service_of(coordinator)
+        service = None if service_of is None else service_of(coordinator, scheduler)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
         vitals = Vitals(store, scrubber, lambda: states.leads)
         server = DataServer(
