@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
 
 import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.encode import Bits, encoded_whole
+from fastcheck_dask.engine.encode import Bits, Region, encoded_whole
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.plan import batches_of
@@ -21,7 +22,7 @@ from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 BATCH_BYTES = 128 * 2**20
 
 
-async def rebuilt(
+async def loaded(
     manifest: Manifest,
     keys: Sequence[str],
     *,
@@ -29,8 +30,8 @@ async def rebuilt(
     client: Callable[[str, str], PeerClient],
     stored: StoredCheckpoint | None = None,
     without: Collection[int] = (),
-) -> AsyncGenerator[tuple[Descriptor, Bits]]:
-    """Yield chunks of a committed generation, encoded whole; verified by their digests.
+) -> AsyncGenerator[tuple[list[str], Region]]:
+    """Load chunks of a committed generation, a bounded number at a time; verified by their digests.
 
     Parameters
     ----------
@@ -49,8 +50,9 @@ async def rebuilt(
 
     Yields
     ------
-    tuple of (Descriptor, ndarray of uint8)
-        What the chunk is, and its payload.
+    tuple of (list of str, Region)
+        Some of the keys, and what gives the bits of the data chunks; for a parity chunk, of all chunks that
+        it is the parity of.
 
     Raises
     ------
@@ -59,8 +61,8 @@ async def rebuilt(
 
     Notes
     -----
-    For each chunk the other chunks of its stripe are read, each once; a parity chunk is made of the data
-    chunks. `BATCH_BYTES` bound what is in memory, unless a single stripe has more.
+    For a chunk that its node does not give the other chunks of its stripe are read, each once.
+    `BATCH_BYTES` bound what is in memory, unless a single stripe has more.
     """
     width = 1 if manifest.layout is None else manifest.layout.nodes_wanted
     for batch in batches_of(keys, lambda key: width * manifest.nbytes_of(key), budget_bytes=BATCH_BYTES):
@@ -74,8 +76,30 @@ async def rebuilt(
             manifest, region, record=record, client=client, stored=stored, report=report, without=without
         )
         await loader.load(dict.fromkeys(_data_chunks(manifest, batch)))
-        for key in batch:
-            yield await asyncio.to_thread(encoded_whole, manifest, key, region)
+        yield batch, region
+
+
+async def rebuilt(
+    manifest: Manifest,
+    keys: Sequence[str],
+    *,
+    record: CommitRecord,
+    client: Callable[[str, str], PeerClient],
+    folder: CheckpointFolder | None = None,
+    without: Collection[int] = (),
+) -> AsyncGenerator[tuple[Descriptor, Bits]]:
+    """Yield chunks of a committed generation, encoded whole; parameters and errors as with :func:`loaded`.
+
+    Yields
+    ------
+    tuple of (Descriptor, ndarray of uint8)
+        What the chunk is, and its payload.
+    """
+    batches = loaded(manifest, keys, record=record, client=client, folder=folder, without=without)
+    async with aclosing(batches):
+        async for batch, region in batches:
+            for key in batch:
+                yield await asyncio.to_thread(encoded_whole, manifest, key, region)
 
 
 def _data_chunks(manifest: Manifest, keys: Iterable[str]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from fastcheck_dask.master.duty import Duty
 from fastcheck_dask.master.lease_sweep import LeaseSweepDuty
 from fastcheck_dask.master.node_watch import NodeWatchDuty
 from fastcheck_dask.master.persisting import PersistDuty
+from fastcheck_dask.master.recoverable import DrillDuty, RecoverableDuty
 from fastcheck_dask.master.repairer import DaskRepairer, repair_here
 from fastcheck_dask.master.repairing import RepairDuty
 from fastcheck_dask.master.service import MasterService
@@ -34,6 +35,8 @@ def master_of_nodes(coordinator: Coordinator, scheduler: str | None = None) -> S
             LeaseSweepDuty(coordinator, _end_lease),
             NodeWatchDuty(coordinator),
             RepairDuty(coordinator, PeerClient, repair),
+            RecoverableDuty(coordinator, PeerClient),
+            DrillDuty(coordinator, PeerClient),
         )
 
     return MasterService(duties)

@@ -6,13 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.coordination.entries import Entries
+from fastcheck_dask.coordination.recoverable import read_recoverable
 from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.master.recoverable import DrillDuty
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
 from fastcheck_dask.testing.training import TrainingHost, assert_is_state, quick_client
@@ -139,3 +145,45 @@ def test_chunks_that_a_node_found_damaged_come_back(host: TrainingHost, cluster:
     assert newest(host) == record
     cluster.kill(record.nodes[0])
     assert_is_state(host.load_elsewhere(objects=False)[0], 1)
+
+
+class Office:
+    """What a duty needs of a leadership, beside the real master's."""
+
+    in_force = True
+
+    def __init__(self, entries: Entries) -> None:
+        self.apply = entries.apply
+
+
+def test_what_could_be_recovered_is_published_and_drills_find_what_is_so(
+    host: TrainingHost, cluster: StorageCluster
+) -> None:
+    for name in ("n3", "n4"):
+        cluster.kill(name)
+    manager = host.manager()
+    nodes = tuple(host.save(manager, 1).stats["nodes"])
+    lose_trainer(host, manager)
+    clock = FakeClock()
+    with closing(connect(cluster.coordinator)) as coordinator:
+
+        def published() -> Any:
+            found, _ = read_recoverable(coordinator.entries, host.run_id)
+            return found and (found.source, tuple(found.may_die))
+
+        def drilled() -> Any:
+            clock.advance(100.0)
+            asyncio.run(duty.run(Office(coordinator.entries)))
+            return read_recoverable(coordinator.entries, host.run_id)[1]
+
+        wait_until(lambda: published() == ("peers", nodes), "it is published", seconds=60)
+        duty = DrillDuty(coordinator, quick_client, drill_seconds=100.0, clock=clock)
+        assert drilled() is None, "it is seen for the first time"
+        drills = [drilled() for _ in range(3)]
+        assert [(drill.left_out, drill.passed) for drill in drills] == [(name, True) for name in nodes]
+        assert {drill.raw_bytes for drill in drills} == {newest(host).raw_bytes}
+        cluster.kill(nodes[1])
+        wait_until(lambda: published() == ("peers", ()), "the loss is published", seconds=60)
+        failed = drilled()
+        assert (failed.left_out, failed.passed) == (nodes[0], False)
+        assert nodes[1] in failed.why
