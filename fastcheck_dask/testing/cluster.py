@@ -55,7 +55,7 @@ class StorageCluster:
     coordinator : str, optional
         URL of the coordinator; a SQLite file in `folder` unless given.
     **options
-        ``ring`` and ``scrub_seconds`` of the nodes.
+        ``ring``, ``scrub_seconds`` and ``drain_seconds`` of the nodes.
     """
 
     def __init__(
@@ -121,6 +121,16 @@ class StorageCluster:
     def address(self, name: str) -> str:
         """Return the data-port address of a node."""
         return self._children[name].ready_line.rsplit(maxsplit=1)[-1]
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM: the machine is taken down in good order."""
+        self._children[name].process.terminate()
+
+    def wait(self, name: str, seconds: float) -> int:
+        """Wait until a process ends, and return its exit status."""
+        code = self._children[name].process.wait(seconds)
+        del self._children[name]
+        return code
 
     def kill(self, name: str) -> None:
         """SIGKILL a node or the scheduler, as when its machine dies."""
