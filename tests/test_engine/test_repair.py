@@ -100,8 +100,11 @@ def test_chunks_damaged_on_a_node_come_back_in_place(run: Any, states: Any, shar
     keys = saved.manifest.layout.keys_of(shard)[:2]
     store = run.nodes[f"n{shard}"].store
     store.quarantine("run-1", 1, saved.record.token, keys)
+    counts = keys_read(run)
     found = asyncio.run(repair_shard(order_of(run, saved, shard, f"n{shard}"), run.nodes.client))
     assert found.chunks == len(keys)
+    assert f"n{shard}" not in {name for name, _ in counts}
+    run.nodes[f"n{shard}"].heal()
     assert store.report()["runs"]["run-1"]["damaged"] == []
     assert store.read("run-1", 1, saved.record.token, keys=list(keys)).missing == []
 
