@@ -34,7 +34,6 @@ from fastcheck_dask.errors import (
     UnrecoverableError,
 )
 from fastcheck_dask.layout.casts import cast
-from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import Stripe, parity_nbytes

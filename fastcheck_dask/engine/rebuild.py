@@ -85,7 +85,7 @@ async def rebuilt(
     *,
     record: CommitRecord,
     client: Callable[[str, str], PeerClient],
-    folder: CheckpointFolder | None = None,
+    stored: StoredCheckpoint | None = None,
     without: Collection[int] = (),
 ) -> AsyncGenerator[tuple[Descriptor, Bits]]:
     """Yield chunks of a committed generation, encoded whole; parameters and errors as with :func:`loaded`.
@@ -95,7 +95,7 @@ async def rebuilt(
     tuple of (Descriptor, ndarray of uint8)
         What the chunk is, and its payload.
     """
-    batches = loaded(manifest, keys, record=record, client=client, folder=folder, without=without)
+    batches = loaded(manifest, keys, record=record, client=client, stored=stored, without=without)
     async with aclosing(batches):
         async for batch, region in batches:
             for key in batch:
