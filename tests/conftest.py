@@ -61,6 +61,7 @@ def s3_location(s3_server: S3Server) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let some tests run for longer than they do by default."""
     parser.addoption("--model-walks", type=int, default=100, help="random walks through each model")
+    parser.addoption("--faults", type=int, default=4, help="random faults of storage nodes, one at a time")
     parser.addoption("--chaos-seconds", type=float, default=15.0, help="how long servers are harmed")
     parser.addoption("--chaos-seed", type=int, default=None, help="which harm is done; drawn and printed")
 

@@ -55,6 +55,19 @@ def checked_memory(_ctx: click.Context, _parameter: click.Parameter, value: str)
         raise click.BadParameter(str(error)) from error
 
 
+def checked_seconds(_ctx: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Return a time in seconds."""
+    from dask.utils import parse_timedelta
+
+    try:
+        seconds = float(parse_timedelta(value))
+    except (ValueError, KeyError, IndexError, TypeError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise click.BadParameter(f"a time like '30 s', 0 or more; got {value!r}")
+    return seconds
+
+
 def parse_memory(text: str) -> int:
     """Return a number of bytes.
 

@@ -8,7 +8,13 @@ import socket
 
 import click
 
-from fastcheck_dask.cli.arguments import checked_coordinator, checked_memory, checked_name, checked_scheduler
+from fastcheck_dask.cli.arguments import (
+    checked_coordinator,
+    checked_memory,
+    checked_name,
+    checked_scheduler,
+    checked_seconds,
+)
 from fastcheck_dask.cli.command import Command
 from fastcheck_dask.errors import ConfigError
 
@@ -43,6 +49,14 @@ def default_node_name() -> str:
     show_default=True,
     help="Older generations of each run that stay in memory while there is room; 0 for none.",
 )
+@click.option(
+    "--drain-timeout",
+    default="30 s",
+    show_default=True,
+    callback=checked_seconds,
+    help="How long a node that is asked to end (SIGTERM) waits until others have its shards; a second "
+    "SIGTERM ends it at once.",
+)
 @click.option("--name", callback=checked_name, help="Name of the node.  [default: host and process id]")
 @click.option("--rack", default="default", show_default=True, callback=checked_name, help="Its rack.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
@@ -59,6 +73,7 @@ def storage(
     coordinator: str,
     memory: int,
     ring: int,
+    drain_timeout: float,
     name: str | None,
     rack: str,
     host: str,
@@ -80,6 +95,7 @@ def storage(
         coordinator,
         memory_bytes=memory,
         ring=ring,
+        drain_seconds=drain_timeout,
         name=name or default_node_name(),
         rack=rack,
         host=host,

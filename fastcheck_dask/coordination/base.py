@@ -79,6 +79,10 @@ class CommitRecord:
         except (ValueError, TypeError, KeyError) as error:
             raise UnknownFormatError(f"commit record of {len(data)} bytes cannot be read: {error}") from error
 
+    def held_by(self, nodes: tuple[str, ...], addresses: tuple[str, ...]) -> CommitRecord:
+        """Return the record with other nodes, by shard index."""
+        return replace(self, nodes=nodes, addresses=addresses)
+
     def as_persisted(self) -> CommitRecord:
         """Return the record with `persisted` set."""
         return replace(self, persisted=True)
@@ -233,6 +237,16 @@ class Coordinator(Protocol):
 
     def mark_persisted(self, run: str, generation: int, token: str) -> None:
         """Note that the object tier has a generation. Idempotent; unknown generations are ignored."""
+        ...
+
+    def relocate(self, record: CommitRecord, moved: CommitRecord, *, fencing_token: int) -> CommitRecord:
+        """Say that other nodes hold the newest generation of a run; for the master, in one transaction.
+
+        `moved` is `record` with other `nodes` and `addresses`, each of which holds its shard already. Returns
+        what is stored then; saying the same again changes nothing. `FencedError` if `fencing_token` is not
+        that of the present master. `CommitConflictError` if `record` is not the newest generation any more,
+        or others hold it than `record` says: read again.
+        """
         ...
 
     def latest(self, run: str) -> CommitRecord | None:

@@ -139,6 +139,56 @@ def judge(
     return None
 
 
+def judge_relocation(
+    record: CommitRecord,
+    moved: CommitRecord,
+    *,
+    stored: CommitRecord | None,
+    masters_token: int | None,
+    fencing_token: int,
+) -> CommitRecord | None:
+    """Say what becomes of a relocation: None to write it, or the stored record if it is written already.
+
+    Parameters
+    ----------
+    record, moved : CommitRecord
+        What the master read, and what it wants.
+    stored : CommitRecord or None
+        The newest committed generation of the run.
+    masters_token : int or None
+        The fencing token of the present master, None if there never was one.
+    fencing_token : int
+        That of who asks.
+
+    Raises
+    ------
+    FencedError, CommitConflictError
+        See `Coordinator.relocate`.
+    """
+    if moved != record.held_by(moved.nodes, moved.addresses) or not (
+        len(moved.nodes) == len(moved.addresses) == len(record.nodes) == len(set(moved.nodes))
+    ):
+        raise ConfigError(f"a relocation of generation {record.generation} changes more than its nodes")
+    what = f"generation {record.generation} of run {record.run}"
+    if masters_token != fencing_token:
+        raise FencedError(
+            f"the nodes of {what} are changed by the master alone, whose fencing token is {masters_token}, "
+            f"not {fencing_token}; stop acting as master"
+        )
+    if stored is None or (stored.generation, stored.token) != (record.generation, record.token):
+        raise CommitConflictError(
+            f"{what} ({record.token}) is not the newest any more; its nodes stay as they are"
+        )
+    if (stored.nodes, stored.addresses) == (moved.nodes, moved.addresses):
+        return stored
+    if (stored.nodes, stored.addresses) != (record.nodes, record.addresses):
+        raise CommitConflictError(
+            f"{what} is held by {', '.join(stored.nodes)} meanwhile, not by {', '.join(record.nodes)}; "
+            "read again"
+        )
+    return None
+
+
 def fenced(run: str, owner: str = "") -> FencedError:
     """Return the error of an owner that is none any more; `owner` has the run now, if that is known."""
     unknown = "it was given back or claimed by another process, or the coordinator lost its data"

@@ -21,6 +21,7 @@ from fastcheck_dask.coordination.base import (
     Registration,
     RunClaim,
 )
+from fastcheck_dask.coordination.candidacy import EPOCH
 from fastcheck_dask.coordination.commits import (
     bounded,
     check_abort,
@@ -29,6 +30,7 @@ from fastcheck_dask.coordination.commits import (
     fenced,
     in_use,
     judge,
+    judge_relocation,
     read_record,
     read_stored,
 )
@@ -211,6 +213,32 @@ class EmbeddedCoordinator:
             connection.execute(
                 "UPDATE commits SET persisted = 1 WHERE run = ? AND generation = ?", (run, generation)
             )
+
+    def relocate(self, record: CommitRecord, moved: CommitRecord, *, fencing_token: int) -> CommitRecord:
+        """Say that other nodes hold the newest generation of a run; see `Coordinator`."""
+        self._session.check_usable()
+        data = bounded(moved.to_bytes(), f"commit record of generation {moved.generation} of run {moved.run}")
+        with self._file.transaction(write=True) as connection:
+            epoch = connection.execute("SELECT version FROM entries WHERE path = ?", (EPOCH,)).fetchone()
+            latest = connection.execute(
+                "SELECT max(generation) FROM commits WHERE run = ?", (record.run,)
+            ).fetchone()[0]
+            found = None if latest is None else _stored(connection, record.run, latest)
+            stored = judge_relocation(
+                record,
+                moved,
+                stored=found,
+                masters_token=None if epoch is None else epoch[0],
+                fencing_token=fencing_token,
+            )
+            if stored is not None:
+                return stored
+            assert found is not None
+            connection.execute(
+                "UPDATE commits SET record = ? WHERE run = ? AND generation = ?",
+                (data, record.run, record.generation),
+            )
+        return found.held_by(moved.nodes, moved.addresses)
 
     def latest(self, run: str) -> CommitRecord | None:
         """Return the newest committed generation of a run, None if there is none."""

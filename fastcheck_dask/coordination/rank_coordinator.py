@@ -150,6 +150,10 @@ class RankCoordinator:
         """Note that the object tier has a generation; see `Coordinator`."""
         self._inner.mark_persisted(run, generation, token)
 
+    def relocate(self, record: CommitRecord, moved: CommitRecord, *, fencing_token: int) -> CommitRecord:
+        """Say that other nodes hold the newest generation of a run; see `Coordinator`."""
+        return self._inner.relocate(record, moved, fencing_token=fencing_token)
+
     def latest(self, run: str) -> CommitRecord | None:
         """Return the newest committed generation of a run."""
         return self._inner.latest(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,17 @@ import numpy.typing as npt
 import xxhash
 from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller, encode_raw_into
 
-from fastcheck_dask.engine.plan import Piece
+from fastcheck_dask.engine.plan import Piece, parity_dtype
 from fastcheck_dask.layout.casts import is_cast
+from fastcheck_dask.layout.dtypes import codec_dtype
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.layout.parity import combine
+from fastcheck_dask.tiers.descriptors import Descriptor
 
 Bits = npt.NDArray[np.uint8]
+#: Gives the memory that a data chunk belongs into: uint8, as long as the chunk.
+Region = Callable[[str], Bits]
 
 #: Chunks up to this size are not worth a sample: they go as deltas when they have a base.
 _SAMPLE_FROM = 16 * 1024
@@ -42,6 +48,24 @@ def check_cast(slot: Bits, *, source: Piece, narrow: Piece, dtype: str) -> str |
     """Return the digest of a chunk if it is, bit for bit, the cast of another one of the slot; else None."""
     bits = slot[narrow[0] : sum(narrow)]
     return digest(bits) if is_cast(slot[source[0] : sum(source)], bits, dtype) else None
+
+
+def encoded_whole(manifest: Manifest, key: str, region: Region) -> tuple[Descriptor, Bits]:
+    """Return a chunk of a checkpoint encoded whole; a parity chunk is made of the members of its stripe.
+
+    Its digest is that of the manifest: whoever takes it compares.
+    """
+    if key in manifest.chunks:
+        bits, dtype = region(key), codec_dtype(manifest.chunks[key].dtype)
+    else:
+        assert manifest.layout is not None
+        members = [member for member in manifest.layout.position[key][0].members if member is not None]
+        bits = combine(map(region, members), np.empty(manifest.nbytes_of(key), np.uint8))
+        dtype = parity_dtype(manifest.chunks[member].dtype for member in members)
+    payload = PrefixIndex(dtype=dtype).encode(bits)
+    return Descriptor(
+        key, dtype, bits.size, manifest.digests[key], checksum(payload), payload.nbytes
+    ), payload
 
 
 class TaskEncoder:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
 from contextlib import aclosing
 from itertools import chain
 
@@ -23,10 +23,10 @@ import numpy as np
 from fastcheck_codecs import CodecError, PrefixIndex, checksum
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.encode import Bits, digest
+from fastcheck_dask.engine.encode import Bits, Region, digest, encoded_whole
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.pace import Pace
-from fastcheck_dask.engine.plan import batches_of, parity_dtype, stripes_to_rebuild
+from fastcheck_dask.engine.plan import batches_of, stripes_to_rebuild
 from fastcheck_dask.errors import (
     FastCheckError,
     ShardCorruptError,
@@ -34,7 +34,6 @@ from fastcheck_dask.errors import (
     UnrecoverableError,
 )
 from fastcheck_dask.layout.casts import cast
-from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import Stripe, parity_nbytes
@@ -56,10 +55,6 @@ _SOURCE_BYTES = 64 * 2**20
 _OBJECT_READERS = 4
 
 
-#: Gives the memory that a data chunk belongs into: uint8, as long as the chunk.
-Region = Callable[[str], Bits]
-
-
 class ChunkLoader:
     """Loads the chunks of one checkpoint into memory that the caller provides."""
 
@@ -73,7 +68,10 @@ class ChunkLoader:
         stored: StoredCheckpoint | None,
         report: LoadReport,
         newest: bool = True,
+        without: Collection[int] = (),
     ) -> None:
+        #: Shards whose nodes are known to be gone, or shall do without: nobody asks them.
+        self._without_shards = frozenset(without)
         self._newest = newest
         self._manifest = manifest
         self._region = region
@@ -212,7 +210,9 @@ class ChunkLoader:
         assert self._manifest.layout is not None
         by_shard: dict[int, list[str]] = {}
         for key in keys:
-            by_shard.setdefault(self._manifest.layout.position[key][1], []).append(key)
+            shard = self._manifest.layout.position[key][1]
+            if shard not in self._without_shards:
+                by_shard.setdefault(shard, []).append(key)
         readers = {
             asyncio.create_task(self._from_shard(shard, of_shard, self._region, "peers"))
             for shard, of_shard in by_shard.items()
@@ -388,7 +388,7 @@ class ChunkLoader:
     async def _from_parity(self, keys: list[str]) -> None:
         """Rebuild chunks that are the only one missing in their stripe, a bounded number at a time."""
         layout = self._manifest.layout
-        if not keys or layout is None or not layout.parity:
+        if not keys or layout is None or not layout.parity or layout.shards in self._without_shards:
             return
         missing_in: dict[int, list[str]] = {}
         for key in keys:
@@ -396,7 +396,7 @@ class ChunkLoader:
         group: list[tuple[Stripe, str]] = []
         size = 0
         for lost in missing_in.values():
-            if len(lost) == 1:
+            if len(lost) == 1 and self._asks_for_others(layout.position[lost[0]][0], lost[0]):
                 group.append((layout.position[lost[0]][0], lost[0]))
                 size += parity_nbytes(group[-1][0], self._manifest.sizes)
             if size >= _PARITY_BYTES:
@@ -404,6 +404,10 @@ class ChunkLoader:
                 group, size = [], 0
         if group:
             await self._rebuild_group(group, layout.shards)
+
+    def _asks_for_others(self, stripe: Stripe, key: str) -> bool:
+        members = enumerate(stripe.members)
+        return all(m in (None, key) or m in self._good or n not in self._without_shards for n, m in members)
 
     async def _rebuild_group(self, group: list[tuple[Stripe, str]], parity_shard: int) -> None:
         scratch: dict[str, Bits] = {}
@@ -483,7 +487,9 @@ class ChunkLoader:
             client = self._client(self._record.nodes[shard], self._record.addresses[shard])
             try:
                 for key in good:
-                    descriptor, payload = await asyncio.to_thread(self._encoded, key)
+                    descriptor, payload = await asyncio.to_thread(
+                        encoded_whole, self._manifest, key, self._region
+                    )
                     await client.repair(
                         self._manifest.run,
                         self._manifest.generation,
@@ -504,15 +510,3 @@ class ChunkLoader:
         assert self._manifest.layout is not None
         stripe, _ = self._manifest.layout.position[key]
         return all(member in self._good for member in stripe.members if member is not None)
-
-    def _encoded(self, key: str) -> tuple[Descriptor, Bits]:
-        if key in self._manifest.chunks:
-            bits, dtype = self._region(key), codec_dtype(self._manifest.chunks[key].dtype)
-        else:
-            assert self._manifest.layout is not None
-            members = [m for m in self._manifest.layout.position[key][0].members if m is not None]
-            bits = combine(map(self._region, members), np.empty(self._manifest.nbytes_of(key), np.uint8))
-            dtype = parity_dtype(self._manifest.chunks[m].dtype for m in members)
-        payload = PrefixIndex(dtype=dtype).encode(bits)
-        crc = checksum(payload)
-        return Descriptor(key, dtype, bits.size, self._manifest.digests[key], crc, payload.nbytes), payload

@@ -328,8 +328,8 @@ class Persister:
         """Rebuild data chunks from what the nodes have, and write them; return their bytes."""
         written, manifest = 0, work.manifest
         try:
-            async for key, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
-                await asyncio.to_thread(self._folder.write_chunk, work.directory, key, payload)
+            async for chunk, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
+                await asyncio.to_thread(self._folder.write_chunk, work.directory, chunk.key, payload)
                 written += payload.nbytes
         except UnrecoverableError as error:
             raise TierError(

@@ -6,17 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from fastcheck_codecs import PrefixIndex
-
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.plan import batches_of
-from fastcheck_dask.engine.rebuild import rebuilt
+from fastcheck_dask.engine.rebuild import loaded
 from fastcheck_dask.inspection.repair import Sources
-from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
 from fastcheck_dask.tiers.peer import PeerClient
@@ -58,17 +54,16 @@ def node_sources(
         if record is None or not record.nodes:
             return
         for batch in batches_of(list(keys), of.nbytes_of, budget_bytes=_BATCH_BYTES):
-            yield from asyncio.run(_rebuilt(of, batch, record, client))
+            yield from asyncio.run(_loaded(of, batch, record, client))
 
     return Sources(folders, manifest, chunks)
 
 
-async def _rebuilt(
+async def _loaded(
     manifest: Manifest, keys: Sequence[str], record: CommitRecord, client: Callable[[str, str], PeerClient]
 ) -> list[tuple[str, Bits]]:
-    found = []
-    async for key, payload in rebuilt(manifest, keys, record=record, client=client):
-        bits = np.empty(manifest.nbytes_of(key), np.uint8)
-        PrefixIndex(dtype=codec_dtype(manifest.chunks[key].dtype)).decode(payload, out=bits)
-        found.append((key, bits))
+    found: list[tuple[str, Bits]] = []
+    async with contextlib.aclosing(loaded(manifest, keys, record=record, client=client)) as batches:
+        async for batch, bits in batches:
+            found += [(key, bits(key)) for key in batch]
     return found

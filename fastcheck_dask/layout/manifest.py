@@ -86,6 +86,11 @@ class Manifest:
         assert self.layout is not None
         return parity_nbytes(self.layout.position[key][0], self.sizes)
 
+    def wanted_on(self, shard: int) -> dict[str, tuple[str, int]]:
+        """Return digest and raw bytes of each chunk of a shard; the parity shard comes after the others."""
+        keys = () if self.layout is None else self.layout.keys_of(shard)
+        return {key: (self.digests[key], self.nbytes_of(key)) for key in keys}
+
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal manifests have equal bytes."""
         derived = any(spec.source is not None for spec in self.arrays)

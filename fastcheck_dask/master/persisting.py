@@ -76,7 +76,7 @@ class PersistDuty:
             try:
                 record = await asyncio.to_thread(self._left_over, run, description)
                 if record is not None:
-                    await self._persist(description, record)
+                    await persist_from_nodes(self._coordinator, self._client, description, record)
             except FastCheckError as error:
                 failures.append(error)
         if failures:
@@ -89,29 +89,42 @@ class PersistDuty:
             return None
         return left_over(description, latest, self._coordinator.owner(run))
 
-    async def _persist(self, description: RunDescription, record: CommitRecord) -> None:
-        causes: list[str] = []
-        found = await manifest_from_nodes(record, self._client, causes=causes)
-        if found is None:
-            raise TierError(
-                f"generation {record.generation} ({record.tag}) of run {record.run} cannot be persisted: no "
-                f"storage node gave its manifest. Causes: {'; '.join(causes) or 'it is on no node'}"
-            )
-        folder = CheckpointFolder(await asyncio.to_thread(open_store, description.location))
-        persister = Persister(
-            description.location,
-            folder,
-            None,
-            self._coordinator,
-            self._client,
-            # Whole, and said so before anything is written: its agent may live after all, and write as well.
-            chains=ChainPolicy(max_deltas=0),
+
+async def persist_from_nodes(
+    coordinator: Coordinator,
+    client: Callable[[str, str], PeerClient],
+    description: RunDescription,
+    record: CommitRecord,
+) -> None:
+    """Have the nodes write a committed generation to the object tier; idempotent.
+
+    Raises
+    ------
+    TierError
+        If the nodes cannot give it, or the object tier refuses.
+    """
+    causes: list[str] = []
+    found = await manifest_from_nodes(record, client, causes=causes)
+    if found is None:
+        raise TierError(
+            f"generation {record.generation} ({record.tag}) of run {record.run} cannot be persisted: no "
+            f"storage node gave its manifest. Causes: {'; '.join(causes) or 'it is on no node'}"
         )
-        await persister.persist(*found, record=record, source=None)
-        logger.info(
-            "generation %d (%s) of run %s, which has no owner, is persisted in %s",
-            record.generation,
-            record.tag,
-            record.run,
-            description.location,
-        )
+    folder = CheckpointFolder(await asyncio.to_thread(open_store, description.location))
+    persister = Persister(
+        description.location,
+        folder,
+        None,
+        coordinator,
+        client,
+        # Whole, and said so before anything is written: its agent may live after all, and write as well.
+        chains=ChainPolicy(max_deltas=0),
+    )
+    await persister.persist(*found, record=record, source=None)
+    logger.info(
+        "generation %d (%s) of run %s is persisted in %s",
+        record.generation,
+        record.tag,
+        record.run,
+        description.location,
+    )

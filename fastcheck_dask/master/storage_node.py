@@ -10,18 +10,33 @@ from fastcheck_dask.master.duty import Duty
 from fastcheck_dask.master.lease_sweep import LeaseSweepDuty
 from fastcheck_dask.master.node_watch import NodeWatchDuty
 from fastcheck_dask.master.persisting import PersistDuty
+from fastcheck_dask.master.recoverable import DrillDuty, RecoverableDuty
+from fastcheck_dask.master.repairer import DaskRepairer, repair_here
+from fastcheck_dask.master.repairing import RepairDuty
 from fastcheck_dask.master.service import MasterService
 from fastcheck_dask.tiers.peer import PeerClient
 
 
-def master_of_nodes(coordinator: Coordinator) -> Service:
-    """Return what a storage node does while it leads."""
+def master_of_nodes(coordinator: Coordinator, scheduler: str | None = None) -> Service:
+    """Return what a storage node does while it leads.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        That of the node.
+    scheduler : str, optional
+        Address of the Dask scheduler on whose workers repairs run, if it is there.
+    """
+    repair = repair_here if scheduler is None else DaskRepairer(scheduler)
 
     def duties() -> Sequence[Duty]:
         return (
             PersistDuty(coordinator, PeerClient),
             LeaseSweepDuty(coordinator, _end_lease),
             NodeWatchDuty(coordinator),
+            RepairDuty(coordinator, PeerClient, repair),
+            RecoverableDuty(coordinator, PeerClient),
+            DrillDuty(coordinator, PeerClient),
         )
 
     return MasterService(duties)

@@ -17,6 +17,7 @@ from distributed.comm.core import Comm, CommClosedError, listen
 
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
 from fastcheck_dask.ids import check_name
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.node.casts import Wanted, encoded_cast
 from fastcheck_dask.node.deltas import Bases, link_from_wire, smaller
 from fastcheck_dask.node.shard_store import ShardStore
@@ -309,6 +310,24 @@ class DataServer:
         self._store.repair(*_name(request), _chunks(request))
         return {}
 
+    def _adopt(self, request: _Request) -> _Reply:
+        frames: list[Bits] = request["frames"]
+        if len(frames) != 1:
+            raise CorruptDataError(f"adopt brings one manifest, got {len(frames)}")
+        run, generation, token = _name(request)
+        manifest = Manifest.from_bytes(frames[0].data, where=f"manifest for node {self._store.name}")
+        if (manifest.run, manifest.generation, manifest.token) != (run, generation, token):
+            raise CorruptDataError(f"the manifest is not that of generation {generation} ({token}) of {run}")
+        absent = self._store.adopt(
+            run,
+            generation,
+            token,
+            manifest=frames[0],
+            wanted=manifest.wanted_on(_natural(request, "shard")),
+            reserve_bytes=_natural(request, "reserve_bytes"),
+        )
+        return {"absent": absent}
+
     def _quarantine(self, request: _Request) -> _Reply:
         self._store.quarantine(*_name(request), _texts(request, "keys"))
         return {}
@@ -386,6 +405,7 @@ _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
     "manifest": DataServer._manifest,
     "read": DataServer._read,
     "repair": DataServer._repair,
+    "adopt": DataServer._adopt,
     "quarantine": DataServer._quarantine,
     "pin": DataServer._pin,
     "unpin": DataServer._unpin,

@@ -283,21 +283,46 @@ class Holdings:
         for key in lost:
             self.log_loss(name, staged.number, key, "the base of its delta was lost meanwhile")
         self.hold(new.arrays())
-        if base is not None and self.ring:
-            older = ring_generation(base, new, staged.entries)
-            run.ring.append(older)
-            for ledger in (self.ledger, self.ring_ledger):
-                ledger.hold(older.arrays())
         run.committed = new
         run.note_save(self.clock.now())
         self.commits.append(Commit(name, staged.number, self.clock.now(), staged.staged_bytes))
         self.commit_count += 1
         self.drop_staged(name, run, staged)
         if base is not None:
-            self.let_go_unless_held(run, base)
-        self.trim_rings(run)
+            self._to_ring(run, base, ring_generation(base, new, staged.entries))
         if self.on_pending is not None and (run.ring or new.pending):
             self.on_pending(name, new.number)
+
+    def adopt(self, name: str, new: Generation) -> Generation:
+        """Have a committed generation that came without a save; return it as it is held.
+
+        What is wanted of it is added to what it has. An older committed generation goes to the ring.
+        """
+        run, held = self.readable(name, new.name)
+        base = run.committed
+        if held is None and (base is None or base.number < new.number):
+            self.runs[name] = run
+            run.committed = held = new
+            self.hold(new.arrays())
+            if base is not None:
+                self._to_ring(run, base, ring_generation(base, new, {}))
+        elif held is None or held is not run.committed:
+            raise StaleBaseError(
+                f"node {self.name} takes no part of generation {new.number} ({new.token}) of {name}: "
+                f"it holds {run.described()}"
+            )
+        held.wanted.update(new.wanted)
+        run.note_save(self.clock.now())
+        return held
+
+    def _to_ring(self, run: Run, old: Generation, older: Generation) -> None:
+        """Count out a generation that was replaced, and keep what the ring may have of it."""
+        if self.ring:
+            run.ring.append(older)
+            for ledger in (self.ledger, self.ring_ledger):
+                ledger.hold(older.arrays())
+        self.let_go_unless_held(run, old)
+        self.trim_rings(run)
 
     def drop_staged(self, name: str, run: Run, staged: Staged) -> None:
         """Forget a save."""

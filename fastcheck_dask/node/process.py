@@ -7,8 +7,10 @@ import ctypes
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 from distributed.comm.addressing import get_address_host
 
@@ -21,6 +23,7 @@ from fastcheck_dask.ids import check_name
 from fastcheck_dask.metrics.optional import serve_metrics, show_metrics
 from fastcheck_dask.node.control import keep_worker
 from fastcheck_dask.node.data_server import DataServer
+from fastcheck_dask.node.draining import drained
 from fastcheck_dask.node.housekeeper import Housekeeper
 from fastcheck_dask.node.life import NodeLife
 from fastcheck_dask.node.machine import check_memory, memory_limit_bytes
@@ -42,8 +45,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_BYTES = 128 * 2**10
 
-#: Makes the service of a master.
-ServiceOf = Callable[[Coordinator], Service]
+#: Makes the service of a master, given the coordinator and the address of the Dask scheduler.
+ServiceOf = Callable[[Coordinator, str | None], Service]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ def storage(
     ring: int = DEFAULT_RING,
     scrub_seconds: float = PAUSE_SECONDS,
     metrics_port: int | None = None,
+    drain_seconds: float = 0.0,
 ) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
@@ -86,6 +90,7 @@ def storage(
             ring=ring,
             scrub_seconds=scrub_seconds,
             metrics_port=metrics_port,
+            drain_seconds=drain_seconds,
         )
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
@@ -107,8 +112,9 @@ def run_storage(
     ring: int = DEFAULT_RING,
     scrub_seconds: float = PAUSE_SECONDS,
     metrics_port: int | None = None,
+    drain_seconds: float = 0.0,
 ) -> None:
-    """Run a storage node; returns after SIGTERM or SIGINT.
+    """Run a storage node; returns after SIGTERM or SIGINT, when it is drained.
 
     When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT``, and before
     that, with a `metrics_port`, ``fastcheck storage NAME: metrics http://HOST:PORT/metrics``.
@@ -128,6 +134,9 @@ def run_storage(
         Older generations of each run that are kept besides the newest while there is room; 0 for none.
     scrub_seconds : float
         Between two passes over all that is stored, in which its checksums are compared.
+    drain_seconds : float
+        How long the node waits at most, after the first signal, until its shards are on other nodes, or in
+        the object tier if no node can take them. A second signal ends the waiting.
     name, rack : str
         Of the node. No live node may have the same name.
     host, port
@@ -135,7 +144,7 @@ def run_storage(
     insecure : bool
         Whether `host` may be other than loopback.
     service_of : callable, optional
-        Makes, of the node's coordinator, what the node does while it leads.
+        Makes, of the node's coordinator and the scheduler, what the node does while it leads.
 
     Raises
     ------
@@ -168,7 +177,7 @@ def run_storage(
         stack.callback(housekeeper.close)
         queue = MergeQueue(store)
         stack.callback(queue.close)
-        service = None if service_of is None else service_of(coordinator)
+        service = None if service_of is None else service_of(coordinator, scheduler)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
         vitals = Vitals(store, scrubber, lambda: states.leads)
         server = DataServer(
@@ -196,38 +205,44 @@ def run_storage(
             sys.stdout.write(f"fastcheck storage {name}: metrics {metrics.url}\n")
         where = {"data_addr": server.address, "rack": rack, "coordinator": coordinator_url}
         plugin = StoragePlugin(name, queue, lambda: {**where, **vitals.brief()})
+
+        def drain() -> Coroutine[Any, Any, bool]:
+            return drained(store, coordinator, seconds=drain_seconds)
+
+        control = None if scheduler is None else keep_worker(scheduler, name=name, host=host, plugin=plugin)
         with life:
             asyncio.run(
-                _until_signal(
-                    scheduler, info, host=host, plugin=plugin, registry=registry, states=states, life=life
-                )
+                _until_signal(info, control, registry=registry, states=states, life=life, drain=drain)
             )
 
 
 async def _until_signal(
-    scheduler: str | None,
     info: NodeInfo,
+    control: Coroutine[Any, Any, None] | None,
     *,
-    host: str,
-    plugin: StoragePlugin,
     registry: _Registry,
     states: NodeStates,
     life: NodeLife,
+    drain: Callable[[], Coroutine[Any, Any, bool]],
 ) -> None:
-    """Run the control plane until a signal asks the process to end."""
+    """Run the control plane until a signal asks the process to end, and its work is over or a second one."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.put_nowait, number)
     sys.stdout.write(f"fastcheck storage {info.name}: data {info.address}\n")
     sys.stdout.flush()
-    tasks = [asyncio.create_task(registry.watch())]
-    if scheduler is not None:
-        tasks.append(asyncio.create_task(keep_worker(scheduler, name=info.name, host=host, plugin=plugin)))
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(registry.watch())]
+    if control is not None:
+        tasks.append(asyncio.create_task(control))
     asking = await asked.get()
-    logger.info("storage node %s ends: %s", info.name, asking.name)
-    # New saves shall not be placed here while the rest closes.
+    logger.info("storage node %s drains: %s", info.name, asking.name)
+    # New saves shall not be placed here while it drains, and the rest closes.
+    await asyncio.to_thread(registry.drain)
     await asyncio.to_thread(states.drain)
+    tasks += [asyncio.create_task(asked.get()), asyncio.create_task(drain())]
+    await asyncio.wait(tasks[-2:], return_when=asyncio.FIRST_COMPLETED)
+    logger.info("storage node %s ends", info.name)
     await asyncio.to_thread(life.end, "ended", asking.name)
     await asyncio.to_thread(registry.close)
     for task in tasks:
@@ -250,6 +265,15 @@ class _Registry:
                 await asyncio.to_thread(registration.restore)
             except CoordinationError as error:
                 logger.warning("node %s cannot ask its coordinator: %s", self._info.name, error)
+
+    def drain(self) -> None:
+        """Say in the registry that nothing new shall come here, and that what is here has to go."""
+        self._info = replace(self._info, state="draining")
+        if self._registration is not None:
+            try:
+                self._registration.update(self._info)
+            except CoordinationError as error:
+                logger.warning("node %s cannot say that it drains: %s", self._info.name, error)
 
     def close(self) -> None:
         """Leave the registry. Idempotent; a coordinator that is away notices by itself."""

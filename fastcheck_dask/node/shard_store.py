@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -348,6 +348,28 @@ class ShardStore:
             for entry in entries:
                 self._holdings.set_chain(state, held, entry.descriptor.key, chain=(entry,))
             self._holdings.repaired_count += len(entries)
+
+    def adopt(
+        self,
+        run: str,
+        generation: int,
+        token: str,
+        *,
+        manifest: Bits,
+        wanted: Mapping[str, tuple[str, int]],
+        reserve_bytes: int,
+    ) -> list[str]:
+        """Hold a shard of a committed generation; return which of its chunks are not here yet.
+
+        They are put in by :meth:`repair`, and count as damaged until then; see `PeerClient.adopt`.
+        """
+        manifest.flags.writeable = False
+        new = Generation(generation, token, manifest, dict(wanted), {})
+        with self._holdings.locked():
+            if self._holdings.run(run).find((generation, token)) is None:
+                self._holdings.require_room(run, manifest.nbytes + reserve_bytes)
+            held = self._holdings.adopt(run, new)
+            return [key for key in wanted if key not in held.chains]
 
     def quarantine(self, run: str, generation: int, token: str, keys: Iterable[str]) -> None:
         """Drop chunks that a reader found to decode to wrong bits."""

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.connect import sqlite_path
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -55,7 +57,7 @@ class StorageCluster:
     coordinator : str, optional
         URL of the coordinator; a SQLite file in `folder` unless given.
     **options
-        ``ring`` and ``scrub_seconds`` of the nodes.
+        ``ring``, ``scrub_seconds`` and ``drain_seconds`` of the nodes.
     """
 
     def __init__(
@@ -122,6 +124,16 @@ class StorageCluster:
         """Return the data-port address of a node."""
         return self._children[name].ready_line.rsplit(maxsplit=1)[-1]
 
+    def terminate(self, name: str) -> None:
+        """SIGTERM: the machine is taken down in good order."""
+        self._children[name].process.terminate()
+
+    def wait(self, name: str, seconds: float) -> int:
+        """Wait until a process ends, and return its exit status."""
+        code = self._children[name].process.wait(seconds)
+        del self._children[name]
+        return code
+
     def kill(self, name: str) -> None:
         """SIGKILL a node or the scheduler, as when its machine dies."""
         child = self._children.pop(name)
@@ -129,8 +141,12 @@ class StorageCluster:
         child.process.wait()
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: the machine hangs."""
-        os.kill(self.pid(name), signal.SIGSTOP)
+        """SIGSTOP: the machine hangs, but not within a transaction, which would lock the file for others."""
+        while True:
+            os.kill(self.pid(name), signal.SIGSTOP)
+            if not self.coordinator.startswith("sqlite:") or _can_write(sqlite_path(self.coordinator)):
+                return
+            self.resume(name)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""
@@ -215,3 +231,13 @@ class StorageCluster:
         with contextlib.suppress(OSError):
             process.kill()
         raise RuntimeError(f"{name} did not start: {log.read_text(errors='replace')[-4000:]}")
+
+
+def _can_write(database: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(database, timeout=2.0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True

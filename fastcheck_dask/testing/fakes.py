@@ -19,6 +19,7 @@ import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
 from fastcheck_dask.coordination.base import Abort, CommitRecord, Decision, Health, HealthState, NodeInfo
+from fastcheck_dask.coordination.candidacy import EPOCH
 from fastcheck_dask.coordination.commits import (
     bounded,
     check_abort,
@@ -27,6 +28,7 @@ from fastcheck_dask.coordination.commits import (
     fenced,
     in_use,
     judge,
+    judge_relocation,
 )
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
@@ -338,6 +340,24 @@ class FakeCoordinator:
                 if isinstance(found, Abort) or found.token != token:
                     raise conflicting_mark(run, generation)
                 stored[generation] = found.as_persisted()
+
+    def relocate(self, record: CommitRecord, moved: CommitRecord, *, fencing_token: int) -> CommitRecord:
+        """Say that other nodes hold the newest generation of a run; see `Coordinator`."""
+        with self._shared.lock:
+            found, epoch = self.latest(record.run), self.entries.get(EPOCH)
+            stored = judge_relocation(
+                record,
+                moved,
+                stored=found,
+                masters_token=None if epoch is None else epoch.version,
+                fencing_token=fencing_token,
+            )
+            if stored is not None:
+                return stored
+            assert found is not None
+            changed = found.held_by(moved.nodes, moved.addresses)
+            self._shared.decisions[record.run][record.generation] = changed
+            return changed
 
     def latest(self, run: str) -> CommitRecord | None:
         """Return the newest committed generation of a run."""

@@ -211,6 +211,21 @@ class PeerClient:
             {**_at("repair", run, generation, token), "chunks": [c.to_wire() for c in chunks]}, frames
         )
 
+    async def adopt(
+        self, run: str, generation: int, token: str, *, shard: int, manifest: Buffer, reserve_bytes: int
+    ) -> list[str]:
+        """Have the node hold a shard of a committed generation; return the chunks that it lacks.
+
+        Asserts that the generation is the newest committed one. They are brought by :meth:`repair`, and what
+        the node held of the run before becomes an older generation. `StaleBaseError` if it holds a newer
+        one, `NodeFullError` if `reserve_bytes` are not free. Idempotent: what it has already is kept.
+        """
+        reply = await self._request(
+            {**_at("adopt", run, generation, token), "shard": shard, "reserve_bytes": reserve_bytes},
+            [manifest],
+        )
+        return _keys(reply, "absent")
+
     async def quarantine(self, run: str, generation: int, token: str, *, keys: Sequence[str]) -> None:
         """Tell the node that these chunks decode to wrong bits; it drops them."""
         await self._request({**_at("quarantine", run, generation, token), "keys": list(keys)})

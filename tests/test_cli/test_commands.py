@@ -36,7 +36,7 @@ def test_storage_all_options_reach_the_node(ran):
     arguments = [
         *("--scheduler", "tcp://127.0.0.1:8786", "--coordinator", "zk://a:2181/root", "--memory", "2GiB"),
         *("--name", "n1", "--rack", "r1", "--host", "0.0.0.0", "--port", "4711", "--insecure"),
-        *("--ring", "3", "--metrics-port", "9400"),
+        *("--ring", "3", "--metrics-port", "9400", "--drain-timeout", "2 m"),
     ]
     result = CliRunner().invoke(cli.dask_group, ["storage", *arguments])
     assert result.exit_code == 0, result.output
@@ -46,6 +46,7 @@ def test_storage_all_options_reach_the_node(ran):
             {
                 "memory_bytes": 2 * 2**30,
                 "ring": 3,
+                "drain_seconds": 120.0,
                 "name": "n1",
                 "rack": "r1",
                 "host": "0.0.0.0",
@@ -80,6 +81,8 @@ def test_storage_without_name_takes_host_and_pid(ran):
         ([*GOOD, "--memory", "1.5"], "at most 100%"),
         ([*GOOD, "--memory", "0.0"], "at most 100%"),
         ([*GOOD, "--ring", "-1"], "--ring"),
+        ([*GOOD, "--drain-timeout", "soon"], "'soon'"),
+        ([*GOOD, "--drain-timeout", "-1 s"], "0 or more"),
         ([*GOOD, "--name", "no/slash"], "no/slash"),
         ([*GOOD, "--rack", ""], "--rack"),
         ([*GOOD, "--port", "70000"], "70000"),

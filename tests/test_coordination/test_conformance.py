@@ -13,6 +13,7 @@ import pytest
 
 import fastcheck_dask.coordination
 from fastcheck_dask.coordination import Abort
+from fastcheck_dask.coordination.entries import Create, Write
 from fastcheck_dask.errors import (
     ClosedError,
     CommitConflictError,
@@ -409,6 +410,84 @@ def test_commits_coordinator_reopened_are_there(url, open_coordinator, record):
     assert second.commit(record(generation=2, token="n"), second.claim("run-1", "b")).generation == 2
 
 
+# Relocations
+
+
+def office(coordinator):
+    """Lead, and return the fencing token."""
+    found = coordinator.entries.get("epoch")
+    coordinator.entries.apply(
+        Create("epoch", b"{}") if found is None else Write("epoch", b"{}", found.version)
+    )
+    return 0 if found is None else found.version + 1
+
+
+def moved(record):
+    return record.held_by(("n0", "n7"), ("fcs://h:1", "fcs://h:9"))
+
+
+def test_relocate_newest_generation_is_seen_by_all_and_keeps_the_rest(coordinator, other, record):
+    claim, token = coordinator.claim("run-1", "a"), office(other)
+    coordinator.commit(record(), claim)
+    coordinator.mark_persisted("run-1", 1, "token-1")
+    read = other.latest("run-1")
+    for _ in range(2):
+        assert other.relocate(read, moved(read), fencing_token=token) == moved(record(persisted=True))
+    assert coordinator.commits("run-1") == (moved(record(persisted=True)),)
+    assert coordinator.commit(record(), claim) == moved(record(persisted=True))
+    following = record(generation=2, token="token-2")
+    assert coordinator.commit(following, claim) == following == other.latest("run-1")
+
+
+def test_relocate_before_it_was_persisted_the_mark_keeps_the_nodes(coordinator, other, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    other.relocate(record(), moved(record()), fencing_token=office(other))
+    coordinator.mark_persisted("run-1", 1, "token-1")
+    assert other.latest("run-1") == moved(record(persisted=True))
+
+
+def test_relocate_by_deposed_master_is_fenced(coordinator, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    with pytest.raises(FencedError):
+        coordinator.relocate(record(), moved(record()), fencing_token=0)
+    token = office(coordinator)
+    office(coordinator)
+    with pytest.raises(FencedError):
+        coordinator.relocate(record(), moved(record()), fencing_token=token)
+    assert coordinator.latest("run-1") == record()
+
+
+@pytest.mark.parametrize("meanwhile", ["newer", "relocated", "other token", "nothing"])
+def test_relocate_of_what_is_not_so_any_more_conflicts(coordinator, record, meanwhile):
+    claim, token, read = coordinator.claim("run-1", "a"), office(coordinator), record()
+    if meanwhile != "nothing":
+        coordinator.commit(record(), claim)
+    if meanwhile == "newer":
+        coordinator.commit(record(generation=2, token="token-2"), claim)
+    elif meanwhile == "relocated":
+        elsewhere = record().held_by(("n5", "n1"), ("fcs://h:5", "fcs://h:2"))
+        coordinator.relocate(record(), elsewhere, fencing_token=token)
+    elif meanwhile == "other token":
+        read = record(token="other")
+    before = coordinator.commits("run-1")
+    with pytest.raises(CommitConflictError):
+        coordinator.relocate(read, moved(read), fencing_token=token)
+    assert coordinator.commits("run-1") == before
+
+
+def test_relocate_that_changes_more_than_the_nodes_is_refused(coordinator, record):
+    coordinator.commit(record(), coordinator.claim("run-1", "a"))
+    token = office(coordinator)
+    for wrong in (
+        record(tag="other"),
+        record().held_by(("n0",), ("fcs://h:1",)),
+        record().held_by(("n0", "n0"), ("fcs://h:1", "fcs://h:1")),
+    ):
+        with pytest.raises(ConfigError):
+            coordinator.relocate(record(), wrong, fencing_token=token)
+    assert coordinator.latest("run-1") == record()
+
+
 # Aborts
 
 
@@ -583,6 +662,7 @@ def test_close_twice_then_use_says_closed(coordinator, node, record):
         lambda: coordinator.mark_persisted("run-1", 1, "t"),
         lambda: coordinator.abort("run-1", 1, token="r", reason="why"),
         lambda: coordinator.newest_decided("run-1"),
+        lambda: coordinator.relocate(record(), record(), fencing_token=0),
         lambda: coordinator.owner("run-1"),
         claim.check,
         lambda: coordinator.latest("run-1"),

@@ -100,3 +100,7 @@ def test_moved_save_without_nodes_counts_for_the_object_tier_alone():
     assert moved(persisted, "peers") == (7, 0.5)
     assert moved(persisted, "object") == (6, 2.0)
     assert moved(persisted, "local") == (10, 1.0)
+
+
+def test_faults_shard_that_was_rebuilt_before_the_load_is_none():
+    assert outcome(source="peers").faults() == []

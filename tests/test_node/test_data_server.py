@@ -27,6 +27,9 @@ from fastcheck_dask.errors import (
     TierFullError,
 )
 from fastcheck_dask.layout.casts import cast
+from fastcheck_dask.layout.chunks import ArraySpec
+from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.stripes import Layout, Stripe
 from fastcheck_dask.node import data_server, merger
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
@@ -166,6 +169,30 @@ def test_repair_quarantine_pin_and_drop_over_the_wire(
             "pins": [],
             "ring": [],
         }
+
+    with_client(serve(store), use)
+
+
+def test_adopt_over_the_wire_takes_its_keys_from_the_manifest(serve: Any, chunks: Any) -> None:
+    state = {f"w{number}": chunks.bits(number) for number in range(3)}
+    arrays = tuple(ArraySpec(key, "float32", (1024,), (1024,)) for key in state)
+    stripes = (Stripe(0, ("w0/c/0", "w1/c/0")), Stripe(1, (None, "w2/c/0")))
+    digests = {f"{key}/c/0": chunks.whole(key, raw)[0].digest for key, raw in state.items()}
+    digests |= {"%parity/0": "0" * 32, "%parity/1": "1" * 32}
+    layout = Layout(2, True, stripes)
+    manifest = Manifest("run", 4, "tag", "t", 0.0, {}, arrays, digests, layout, ("n0", "n1", "n2"))
+    store = ShardStore("node-1", 2**20)
+
+    async def use(client: PeerClient) -> None:
+        data = manifest.to_bytes()
+        for shard, keys in ((1, ["w1/c/0", "w2/c/0"]), (2, ["%parity/0", "%parity/1"])):
+            assert await client.adopt("run", 4, "t", shard=shard, manifest=data, reserve_bytes=1) == keys
+        assert bytes(await client.manifest("run", 4, "t")) == data
+        descriptor, payload = chunks.whole("w1/c/0", state["w1"])
+        await client.repair("run", 4, "t", chunks=[descriptor], frames=[payload])
+        assert (await client.read("run", 4, "t", keys=["w1/c/0"])).missing == []
+        with pytest.raises(CorruptDataError, match="not that of generation 5"):
+            await client.adopt("run", 5, "t", shard=1, manifest=data, reserve_bytes=1)
 
     with_client(serve(store), use)
 

@@ -368,6 +368,102 @@ def test_repair_with_other_bits_or_keys_is_refused(store: ShardStore, author: An
     assert author.loaded() == author.saved()
 
 
+# ---- shards that come from others
+
+
+def adopt(
+    store: ShardStore, state: dict[str, Any], generation: int, chunks: Any, **options: Any
+) -> list[str]:
+    wanted = {key: (chunks.whole(key, raw)[0].digest, raw.size) for key, raw in state.items()}
+    return store.adopt(
+        "run",
+        generation,
+        f"token-{generation}",
+        manifest=np.frombuffer(b"{}", np.uint8).copy(),
+        wanted=wanted,
+        **{"reserve_bytes": 0, **options},
+    )
+
+
+def test_adopted_shard_is_filled_read_and_takes_deltas(author: Any, chunks: Any) -> None:
+    other = ShardStore("node-2", 10 * 2**20)
+    author.save({"a": chunks.bits(1), "b": chunks.bits(2)})
+    assert adopt(other, author.state, 1, chunks) == ["a", "b"]
+    assert other.report()["runs"]["run"]["damaged"][0]["keys"] == ["a", "b"]
+    other.repair(*author.name, [chunks.whole("a", chunks.bits(1))])
+    assert adopt(other, author.state, 1, chunks) == ["b"]
+    other.repair(*author.name, [chunks.whole("b", chunks.bits(2))])
+    assert adopt(other, author.state, 1, chunks) == []
+    author.store = other
+    assert author.loaded() == author.saved()
+    assert other.begin("run", 2, "t", shard=0, base=author.name[1:], keys=["a", "b"], reserve_bytes=0) == []
+    author.save({key: chunks.nudged(raw, 1) for key, raw in author.state.items()})
+    assert author.loaded() == author.saved()
+    assert other.used_bytes == held_bytes(other)
+
+
+def test_adopted_half_then_saved_what_never_came_goes_whole(author: Any, chunks: Any) -> None:
+    other = ShardStore("node-2", 10 * 2**20)
+    author.save({"a": chunks.bits(1), "b": chunks.bits(2)})
+    adopt(other, author.state, 1, chunks)
+    other.repair(*author.name, [chunks.whole("a", chunks.bits(1))])
+    author.store = other
+    author.save({key: chunks.nudged(raw, 1) for key, raw in author.state.items()})
+    assert author.loaded() == author.saved()
+
+
+@pytest.mark.parametrize("ring", [0, 2])
+def test_adopted_over_an_older_generation_which_the_ring_keeps(
+    make_author: Any, chunks: Any, ring: int
+) -> None:
+    store = ShardStore("node-1", 10 * 2**20, ring=ring)
+    author = make_author(store)
+    for seed in (1, 2):
+        author.save({"a": chunks.bits(seed)})
+    old, saved = author.name, author.saved()
+    adopt(store, {"b": chunks.bits(5)}, 7, chunks)
+    assert store.holds("run")["committed"] == [7, "token-7"]
+    if ring:
+        assert chunks.decoded(store.read(*old, keys=["a"]).entries) == saved
+    else:
+        with pytest.raises(ShardUnavailableError):
+            store.read(*old, keys=["a"])
+    assert store.used_bytes == held_bytes(store)
+
+
+def test_adopted_older_than_what_is_committed_is_refused(store: ShardStore, author: Any, chunks: Any) -> None:
+    for seed in (1, 2):
+        author.save({"a": chunks.bits(seed)})
+    store.pin(*author.name)
+    author.save({"a": chunks.bits(3)})
+    for generation in (1, 2):
+        with pytest.raises(StaleBaseError, match="it holds generation"):
+            adopt(store, author.state, generation, chunks)
+    assert author.loaded() == author.saved()
+
+
+def test_adopting_needs_room_and_changes_no_save_in_flight(
+    store: ShardStore, author: Any, chunks: Any
+) -> None:
+    with pytest.raises(TierFullError):
+        adopt(store, {"a": chunks.bits(1)}, 1, chunks, reserve_bytes=2**30)
+    assert store.holds("run")["committed"] is None
+    _, token = author.stage({"a": chunks.bits(9)}, token="token-2")
+    author.generation = 1
+    adopt(store, {"a": chunks.bits(1)}, 1, chunks)
+    author.prepare(token)
+    store.commit("run", 1, token)
+    assert store.used_bytes == held_bytes(store)
+
+
+def test_adopting_what_was_prepared_here_commits_it(store: ShardStore, author: Any, chunks: Any) -> None:
+    state = {"a": chunks.bits(1)}
+    generation, token = author.stage(state)
+    author.prepare(token)
+    assert adopt(store, state, generation, chunks) == []
+    assert store.holds("run")["committed"] == [generation, token]
+
+
 # ---- pins, reads, drains
 
 

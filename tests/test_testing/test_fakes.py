@@ -15,7 +15,13 @@ import pytest
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
 from fastcheck_dask.coordination.entries import Create
-from fastcheck_dask.errors import CoordinationError, CorruptDataError, NodeUnavailableError, TierError
+from fastcheck_dask.errors import (
+    CoordinationError,
+    CorruptDataError,
+    FencedError,
+    NodeUnavailableError,
+    TierError,
+)
 from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNode, FakeNodes
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS
 
@@ -200,3 +206,13 @@ def test_coordinator_unreachable_its_entries_are_too_and_the_session_lives_on(co
     assert other.entries.get("a").session == coordinator.entries.session
     coordinator.unreachable = False
     assert coordinator.entries.connected
+
+
+def test_coordinator_relocates_as_the_real_ones(coordinator, other, record):
+    read = record()
+    coordinator.commit(read, coordinator.claim(read.run, "a"))
+    moved = read.held_by(tuple(f"{name}-next" for name in read.nodes), read.addresses)
+    with pytest.raises(FencedError):
+        other.relocate(read, moved, fencing_token=0)
+    other.entries.apply(Create("epoch", b""))
+    assert other.relocate(read, moved, fencing_token=0) == moved == coordinator.latest(read.run)

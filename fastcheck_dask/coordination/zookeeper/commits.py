@@ -8,12 +8,14 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import Abort, CommitRecord, Decision
+from fastcheck_dask.coordination.candidacy import EPOCH
 from fastcheck_dask.coordination.commits import (
     bounded,
     check_abort,
     check_commit,
     conflicting_mark,
     judge,
+    judge_relocation,
     read_record,
     read_stored,
 )
@@ -100,6 +102,60 @@ def mark_persisted(session: Session, znodes: Znodes, *, run: str, generation: in
         _replace(
             session, path, data=record.as_persisted().to_bytes(), version=found.version, deadline=deadline
         )
+
+
+def relocate(
+    session: Session, znodes: Znodes, *, record: CommitRecord, moved: CommitRecord, fencing_token: int
+) -> CommitRecord:
+    """Say that other nodes hold the newest generation of a run; see `Coordinator.relocate`."""
+    session.check_usable()
+    run, generation = record.run, record.generation
+    paths = (f"{znodes.entries}/{EPOCH}", znodes.latest(run), znodes.decision(run, generation))
+    what = f"relocating generation {generation} of run {run}"
+    deadline = session.deadline()
+    while True:
+        session.sync(znodes.latest(run), deadline=deadline)
+        epoch, latest, decision = session.read_many(list(paths), deadline=deadline)
+        is_newest = decision is not None and _number(latest, run) == generation
+        found = read_record(decision.data, run=run, generation=generation) if decision and is_newest else None
+        stored = judge_relocation(
+            record,
+            moved,
+            stored=found,
+            masters_token=None if epoch is None else epoch.version,
+            fencing_token=fencing_token,
+        )
+        if stored is not None:
+            return stored
+        assert found is not None
+        versions = [one.version for one in (epoch, latest, decision) if one is not None]
+        changed = found.held_by(moved.nodes, moved.addresses)
+        if _move(session, paths, versions=versions, data=changed.to_bytes(), what=what, deadline=deadline):
+            return changed
+
+
+def _move(
+    session: Session,
+    paths: tuple[str, str, str],
+    *,
+    versions: list[int],
+    data: bytes,
+    what: str,
+    deadline: Deadline,
+) -> bool:
+    """Write the last one of three entries if none of them has changed; say whether it surely was."""
+    bounded(data, what)
+
+    def build(transaction: Any) -> None:
+        for path, version in zip(paths[:2], versions[:2], strict=True):
+            transaction.check(path, version)
+        transaction.set_data(paths[2], data, version=versions[2])
+
+    try:
+        return isinstance(session.transact(what, build, deadline=deadline), list)
+    except ReplyLostError as error:
+        session.after_lost_reply(what, error, deadline=deadline)
+        return False
 
 
 def latest_commit(session: Session, znodes: Znodes, run: str) -> CommitRecord | None:

@@ -18,6 +18,7 @@ from fastcheck_dask.coordination.zookeeper.commits import (
     latest_commit,
     mark_persisted,
     newest_decided,
+    relocate,
 )
 from fastcheck_dask.coordination.zookeeper.entries import ZooKeeperEntries
 from fastcheck_dask.coordination.zookeeper.ephemeral import Keeper
@@ -141,6 +142,10 @@ class ZooKeeperCoordinator:
         mark_persisted(
             self._session, self._znodes, run=check_name(run, "run"), generation=generation, token=token
         )
+
+    def relocate(self, record: CommitRecord, moved: CommitRecord, *, fencing_token: int) -> CommitRecord:
+        """Say that other nodes hold the newest generation of a run; see `Coordinator`."""
+        return relocate(self._session, self._znodes, record=record, moved=moved, fencing_token=fencing_token)
 
     def latest(self, run: str) -> CommitRecord | None:
         """Return the newest committed generation of a run, None if there is none."""
