@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcheck_dask.agent.encoder_pool import EncoderPool
+from fastcheck_dask.agent.events import committed_event
 from fastcheck_dask.agent.lease import LeaseKeeper
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.placing import Placing
@@ -268,28 +269,7 @@ class SaveService:
         if stats.flags:
             told = saved.manifest.notes.describe()
             log.warning("generation %d (%s) is flagged: %s", saved.record.generation, saved.record.tag, told)
-        self._notify(
-            {
-                "event": "committed",
-                "seq": seq,
-                "record": saved.record.to_bytes(),
-                "stats": {
-                    "raw_bytes": stats.raw_bytes,
-                    "derived_bytes": stats.derived_bytes,
-                    "sent_bytes": stats.sent_bytes,
-                    "chunks": stats.chunks,
-                    "deltas": stats.deltas,
-                    "nodes": list(stats.nodes),
-                    "replaced": stats.replaced,
-                    "degraded": stats.degraded,
-                    "flags": list(stats.flags),
-                    "save_seconds": stats.seconds,
-                    "compressed": stats.compressed,
-                    "encode_bytes_per_second": stats.encode_bytes_per_second,
-                    "link_bytes_per_second": stats.link_bytes_per_second,
-                },
-            }
-        )
+        self._notify(committed_event(saved, seq))
 
     async def _save(self, snapshot: Snapshot, slot: Slot) -> Saved:
         # First: what is in doubt of the save before is decided by this.

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastcheck_dask.node.entries import Chain, Entry, Step, extend
 from fastcheck_dask.tiers.wire import Bits
@@ -246,3 +246,20 @@ class Run:
             for s in self.staged.values()
         ]
         return ", ".join(held) or "nothing"
+
+
+class Found(NamedTuple):
+    """What a read gives."""
+
+    entries: list[Entry]
+    missing: list[str]
+    #: Those of `missing` that were damaged.
+    corrupt: list[str]
+
+
+class Undecided(NamedTuple):
+    """A run of which the coordinator knows more."""
+
+    run: str
+    #: Saves that this node voted for, and whose author has not been heard of for long.
+    prepared: list[Name]

@@ -7,7 +7,8 @@ import threading
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.errors import CoordinationError, FastCheckError
-from fastcheck_dask.node.shard_store import ShardStore, Undecided
+from fastcheck_dask.node.generations import Undecided
+from fastcheck_dask.node.shard_store import ShardStore
 
 #: Between two rounds.
 ROUND_SECONDS = 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.errors import (
@@ -17,7 +17,7 @@ from fastcheck_dask.errors import (
 )
 from fastcheck_dask.layout.manifest import digest_of_manifest
 from fastcheck_dask.node.entries import Entry, accept, accept_whole
-from fastcheck_dask.node.generations import Generation, Name, Run, Staged
+from fastcheck_dask.node.generations import Found, Generation, Name, Run, Staged, Undecided
 from fastcheck_dask.node.holdings import LEASE_SECONDS, ORPHAN_SECONDS, STAGED_SECONDS, Holdings
 from fastcheck_dask.node.merger import Checked, Merger
 from fastcheck_dask.node.status import report_of, summary_of
@@ -28,23 +28,6 @@ from fastcheck_dask.tiers.wire import Bits
 PENDING_LIMIT = 2
 #: Pinned generations of one run.
 PIN_LIMIT = 2
-
-
-class Found(NamedTuple):
-    """What a read gives."""
-
-    entries: list[Entry]
-    missing: list[str]
-    #: Those of `missing` that were damaged.
-    corrupt: list[str]
-
-
-class Undecided(NamedTuple):
-    """A run of which the coordinator knows more."""
-
-    run: str
-    #: Saves that this node voted for, and whose author has not been heard of for long.
-    prepared: list[Name]
 
 
 class ShardStore:

@@ -25,7 +25,8 @@ from fastcheck_dask.layout.chunks import place
 from fastcheck_dask.layout.leaves import copy_bits
 from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.placement.policy import Choice, choose, replacement
-from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes, InlineEncoder
+from fastcheck_dask.testing.encoder import InlineEncoder
+from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.local import LocalTier

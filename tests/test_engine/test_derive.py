@@ -19,7 +19,7 @@ from fastcheck_dask.engine.derive import as_cast, derive, guesses
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.errors import UnrecoverableError
 from fastcheck_dask.layout.state import flatten
-from fastcheck_dask.testing.fakes import InlineEncoder
+from fastcheck_dask.testing.encoder import InlineEncoder
 from fastcheck_dask.tiers.peer import PeerClient
 
 BF16, F16 = torch.bfloat16, torch.float16

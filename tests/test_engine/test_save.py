@@ -24,7 +24,7 @@ from fastcheck_dask.errors import (
     TierError,
     TierFullError,
 )
-from fastcheck_dask.testing.fakes import InlineEncoder
+from fastcheck_dask.testing.encoder import InlineEncoder
 
 NODES = ("n0", "n1", "n2", "n3")
 
