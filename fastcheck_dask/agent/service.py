@@ -172,7 +172,10 @@ class SaveService:
 
     def _describe(self) -> None:
         """Tell the master what it needs to persist what this agent may not live to."""
-        description = RunDescription(self._config.location, self._config.settings.persist_every)
+        settings = self._config.settings
+        # What a rank alone has is no checkpoint: only its agent knows which ones all ranks have.
+        keep = Retention.of(settings).to_text() if self._ranks is None else ""
+        description = RunDescription(self._config.location, settings.persist_every, keep)
         describe(self._coordinator.entries, self._config.run, description)
 
     async def adopt(self, number: int) -> bool:

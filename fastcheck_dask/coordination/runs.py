@@ -31,6 +31,8 @@ class RunDescription:
     location: str
     #: Each k-th generation goes there, and the newest one when the run ends; 0: none.
     persist_every: int
+    #: Rules by which older ones go when a newer one is complete, as `engine.retention` writes them.
+    keep: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the description as canonical JSON."""
@@ -42,11 +44,12 @@ class RunDescription:
         try:
             found = json.loads(data)
             location, persist_every = found["location"], found["persist_every"]
-        except (ValueError, TypeError, KeyError) as error:
+            keep = found.get("keep", "")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnknownFormatError(f"description of a run cannot be read: {error!r}") from error
-        if not isinstance(location, str) or type(persist_every) is not int:
+        if not isinstance(location, str) or type(persist_every) is not int or not isinstance(keep, str):
             raise UnknownFormatError(f"description of a run has a field of the wrong type: {found!r:.200}")
-        return cls(location, persist_every)
+        return cls(location, persist_every, keep)
 
 
 def describe(entries: Entries, run: str, description: RunDescription) -> None:

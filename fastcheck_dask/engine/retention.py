@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, cast
 
 from fastcheck_dask.config import Settings
@@ -38,6 +39,23 @@ class Retention:
             return cls()
         best = settings.keep_best
         return cls(*rules, best=None if best is None else (best[0], cast(Mode, best[1]), best[2]))
+
+    def to_text(self) -> str:
+        """Return the rules as text for who has to apply them when this process is gone; empty for none."""
+        return "" if self.keeps_all else json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Retention:
+        """Undo :meth:`to_text`; what cannot be read keeps everything."""
+        if not text:
+            return cls()
+        try:
+            found = cls(**json.loads(text))
+            best = None if found.best is None else (str(found.best[0]), found.best[1], int(found.best[2]))
+            return replace(found, best=best)
+        except (ValueError, TypeError, IndexError) as error:
+            log.warning("nothing is removed: the rules of what stays cannot be read: %s", error)
+            return cls()
 
     @property
     def keeps_all(self) -> bool:

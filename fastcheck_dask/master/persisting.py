@@ -11,6 +11,7 @@ from fastcheck_dask.coordination.runs import RunDescription, described_runs
 from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.engine.retention import Retention
 from fastcheck_dask.errors import FastCheckError, TierError
 from fastcheck_dask.master.duty import Leadership
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -117,10 +118,12 @@ async def persist_from_nodes(
         None,
         coordinator,
         client,
+        retention=Retention.from_text(description.keep),
         # Whole, and said so before anything is written: its agent may live after all, and write as well.
         chains=ChainPolicy(max_deltas=0),
     )
     await persister.persist(*found, record=record, source=None)
+    await persister.retire()
     logger.info(
         "generation %d (%s) of run %s is persisted in %s",
         record.generation,

@@ -17,7 +17,7 @@ def entries() -> MemoryEntries:
     return SharedEntries().session()
 
 
-@given(st.builds(RunDescription, location=st.text(), persist_every=st.integers()))
+@given(st.builds(RunDescription, location=st.text(), persist_every=st.integers(), keep=st.text()))
 def test_description_round_trip(description: RunDescription) -> None:
     assert RunDescription.from_bytes(description.to_bytes()) == description
 

@@ -177,3 +177,19 @@ def test_retire_removes_nothing_while_a_marker_cannot_be_read(rig, states, caplo
     with caplog.at_level(logging.WARNING):
         assert retire(run.folder, Retention(last=1)) == []
     assert "00000009-x" in caplog.text
+
+
+@given(
+    last=st.none() | st.integers(1, 9),
+    every=st.none() | st.integers(1, 9),
+    hours=st.none() | st.floats(0.1, 99.0),
+    best=st.none() | st.tuples(st.text(), st.sampled_from(["min", "max"]), st.integers(1, 9)),
+)
+def test_rules_as_text_come_back(last, every, hours, best):
+    rules = Retention(last, every, hours, best)
+    assert Retention.from_text(rules.to_text()) == rules
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", '{"first": 1}', '{"best": [1]}', '{"best": 7}'])
+def test_rules_that_cannot_be_read_keep_everything(text):
+    assert Retention.from_text(text).keeps_all

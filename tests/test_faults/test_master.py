@@ -94,3 +94,18 @@ def test_run_that_persists_nothing_is_left_alone(host: TrainingHost, cluster: St
         leave_unpersisted(other, 1)
         wait_until(lambda: persisted_generations(other) == [1], "the master persists the other run")
         assert persisted_generations(host) == []
+
+
+def test_master_removes_what_the_rules_of_the_run_do_not_keep(
+    host: TrainingHost, cluster: StorageCluster
+) -> None:
+    manager = host.manager(persist_every=1, keep_last=2)
+    for step in (1, 2):
+        host.save(manager, step, level="object")
+    manager.close(keep_local=False)
+    again = host.manager(persist_every=1000, keep_last=2)
+    host.save(again, 3)
+    os.kill(again._agents.link().pid, signal.SIGKILL)
+    host.lose_memory()
+    wait_until(lambda: persisted_generations(host) == [2, 3], "the master persists, and removes the oldest")
+    assert_is_state(host.load_elsewhere()[0], 3)
