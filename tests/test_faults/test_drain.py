@@ -83,6 +83,7 @@ def test_nobody_can_take_it_the_object_tier_does(host: TrainingHost, cluster: St
     assert_is_state(host.load_elsewhere()[0], 1)
 
 
+@pytest.mark.slow
 def test_second_signal_ends_it_at_once(host: TrainingHost, cluster: StorageCluster) -> None:
     for name in ("n3", "n4"):
         cluster.kill(name)

@@ -78,6 +78,7 @@ def wait_for_repair(host: TrainingHost, lost: str) -> CommitRecord:
     return newest(host)
 
 
+@pytest.mark.slow
 def test_every_node_lost_in_turn_with_the_trainer_dead(host: TrainingHost, cluster: StorageCluster) -> None:
     manager = host.manager()
     host.save(manager, 1)
@@ -118,6 +119,7 @@ def test_node_that_comes_back_empty_takes_its_shard_again(
     assert_is_state(host.load_elsewhere(objects=False)[0], 1)
 
 
+@pytest.mark.slow
 def test_node_that_was_stopped_comes_back_with_old_data_and_is_ignored(
     host: TrainingHost, cluster: StorageCluster
 ) -> None:
@@ -156,6 +158,7 @@ class Office:
         self.apply = entries.apply
 
 
+@pytest.mark.slow
 def test_what_could_be_recovered_is_published_and_drills_find_what_is_so(
     host: TrainingHost, cluster: StorageCluster
 ) -> None:
