@@ -142,7 +142,7 @@ class _Job:
 
     def _until_object_kill(self, outcome: Outcome) -> None:
         plan = self._scenario
-        with self._trainer("second", "recovered from peers and parity") as trainer:
+        with self._trainer("second", "recovered from the storage nodes") as trainer:
             self._recovered(trainer, outcome)
             trainer.follow(
                 lambda now: now.last_step >= plan.object_kill_step and len(now.reached("object")) > 0

