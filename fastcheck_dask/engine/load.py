@@ -17,19 +17,19 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
 from contextlib import aclosing
+from functools import partial
 from itertools import chain
 
 import numpy as np
-from fastcheck_codecs import CodecError, PrefixIndex, checksum
 
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine.decode import decode_verified
 from fastcheck_dask.engine.encode import Bits, Region, digest, encoded_whole
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.pace import Pace
 from fastcheck_dask.engine.plan import batches_of, stripes_to_rebuild
 from fastcheck_dask.errors import (
     FastCheckError,
-    ShardCorruptError,
     ShardUnavailableError,
     UnrecoverableError,
 )
@@ -341,8 +341,9 @@ class ChunkLoader:
         damaged: list[str],
     ) -> set[str]:
         """Decode what a node gave, each chunk into its region; return the good ones, and add to `damaged`."""
+        decode, wanted = partial(decode_verified, where=name), self._manifest.digests
         results = await asyncio.gather(
-            *(asyncio.to_thread(self._decode, d, p, region(d.key), name) for d, p in chunks),
+            *(asyncio.to_thread(decode, d, p, region(d.key), wanted=wanted[d.key]) for d, p in chunks),
             return_exceptions=True,
         )
         good: set[str] = set()
@@ -370,20 +371,6 @@ class ChunkLoader:
         self._good.add(key)
         self._report.count(source, self._manifest.sizes[key])
         self._progress.set()
-
-    def _decode(self, descriptor: Descriptor, payload: Bits, target: Bits, where: str) -> None:
-        """Verify and decode one payload into its place."""
-        key, got = descriptor.key, checksum(payload)
-        if got != descriptor.crc32c:
-            raise ShardCorruptError(key, where, f"{descriptor.crc32c:#010x}", f"{got:#010x}")
-        try:
-            # The digest below is the stronger check; the codec's own would read the bits once more.
-            PrefixIndex(dtype=descriptor.dtype, checksum=False).decode(payload, out=target)
-        except CodecError as error:
-            raise ShardCorruptError(key, where, self._manifest.digests[key], str(error)) from error
-        found = digest(target)
-        if found != self._manifest.digests[key]:
-            raise ShardCorruptError(key, where, self._manifest.digests[key], found)
 
     async def _from_parity(self, keys: list[str]) -> None:
         """Rebuild chunks that are the only one missing in their stripe, a bounded number at a time."""

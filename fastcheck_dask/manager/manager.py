@@ -16,25 +16,16 @@ from typing import Any, Literal
 from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
-from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.candidates import tags_of
 from fastcheck_dask.engine.load_report import LoadReport
-from fastcheck_dask.engine.recover import Recovered, Recovery
 from fastcheck_dask.errors import (
     ClosedError,
     ConfigError,
-    CoordinationError,
-    CorruptDataError,
     FastCheckError,
     SaveBusyError,
-    ShardUnavailableError,
-    TierError,
-    UnrecoverableError,
 )
-from fastcheck_dask.ids import check_name, is_url, joined, run_id_for
+from fastcheck_dask.ids import check_name, is_url, run_id_for
 from fastcheck_dask.layout.notes import check_metrics
 from fastcheck_dask.layout.state import flatten
-from fastcheck_dask.manager.agent_link import AgentLink
 from fastcheck_dask.manager.agents import Agents
 from fastcheck_dask.manager.arguments import (
     check_fallback,
@@ -48,14 +39,14 @@ from fastcheck_dask.manager.busy_count import BusyCount
 from fastcheck_dask.manager.handle import Level, SaveHandle
 from fastcheck_dask.manager.metrics_port import MetricsPort
 from fastcheck_dask.manager.ownership import Ownership, root_after_takeover, root_for_takeover
-from fastcheck_dask.manager.ranks import Known, Place, parse_rank, refuse_unproved
+from fastcheck_dask.manager.ranks import Place, parse_rank
 from fastcheck_dask.manager.save_metrics import SaveMetrics
-from fastcheck_dask.manager.scheduler import coordinator_of_nodes, run_apart
+from fastcheck_dask.manager.scheduler import coordinator_of_nodes
 from fastcheck_dask.manager.snapshots import Snapshots
+from fastcheck_dask.manager.stored import Stored
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.local import LocalTier, SlotState
+from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
-from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +178,7 @@ class FastCheckManager:
                 self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
             )
             self._busy = BusyCount(self._agents.tell_busy)
+            self._stored = Stored(self._place, self._agents, self._local, self._folder, self._settings)
             self._agents.link()
             self._metrics_port.open()
         except BaseException:
@@ -368,72 +360,11 @@ class FastCheckManager:
         healthy = check_fallback(fallback, tag, alone=self._place.alone)
         with self._alone("load"):
             self._settle()
-            recovered = self._recover_part(tag, include, healthy=healthy)
+            recovered = self._stored.recover(tag, include, healthy=healthy)
             if recovered is None:
                 return None
             self.last_load = recovered.report
             return recovered.state
-
-    def _recover_part(
-        self, tag: str | None, include: str | list[str] | None, *, healthy: bool
-    ) -> Recovered | None:
-        if self._place.alone:
-            try:
-                self._known().choose(tag)
-            except CoordinationError as error:
-                log.warning("whether several ranks saved here since is not known: %s", error)
-            return self._recover(tag, include, healthy=healthy)
-        known = self._known()
-        joint = known.choose(tag)
-        if joint is None:
-            slots = [slot.status.state is SlotState.COMMITTED for slot in self._local.slots]
-            refuse_unproved(self._place, any(slots) or bool(self._folder.committed()))
-            return None
-        token = joint.tokens[self._place.me.rank]
-        try:
-            return self._recover(joint.tag, include, token=token)
-        except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
-            raise UnrecoverableError(
-                f"the part of rank {self._place.me.rank} of checkpoint {joint.tag!r}",
-                (str(error), known.older(joint)),
-            ) from error
-
-    def _known(self) -> Known:
-        return Known(self._place, self._agents.ask("commits", run=self._place.whole_run))
-
-    def _recover(
-        self,
-        tag: str | None,
-        include: str | list[str] | None,
-        *,
-        token: str | None = None,
-        healthy: bool = False,
-    ) -> Recovered | None:
-        records = self._records()
-        link = self._agents.link()
-        free = link.free_slot()
-        self._agents.at_work = free
-        try:
-            recovery = Recovery(self._local, self._folder, clients_for(self._settings))
-            loading = recovery.load(
-                records, tag=tag, include=include, free_slot=free, token=token, healthy=healthy
-            )
-            recovered = run_apart(loading)
-            if recovered is not None and recovered.filled is not None:
-                self._offer_base(link, recovered.filled)
-        finally:
-            self._agents.at_work = None
-        return recovered
-
-    def _offer_base(self, link: AgentLink, number: int) -> None:
-        try:
-            link.adopt(number)
-        except FastCheckError as error:
-            # The state is here; a new agent finds the slot by itself.
-            log.warning("the next save goes whole: %s", error)
-
-    def _records(self) -> list[CommitRecord]:
-        return [CommitRecord.from_bytes(data) for data in self._agents.ask("records")["records"]]
 
     def _settle(self) -> None:
         """Wait until no save of ours is on its way to a commit: a load sees what was saved before it."""
@@ -444,19 +375,11 @@ class FastCheckManager:
     def tags(self) -> list[str]:
         """Return the tags of the committed checkpoints, oldest first."""
         self._check_open()
-        if not self._place.alone:
-            return [joint.tag for joint in self._known().joint]
-        return tags_of(self._records(), self._folder.survey())
+        return self._stored.tags()
 
     def path(self, tag: str) -> str:
         """Return where the object tier has the newest checkpoint of a tag: a zarr group."""
-        tokens = None
-        if not self._place.alone:
-            tokens = {joint.tokens[self._place.me.rank] for joint in self._known().joint if joint.tag == tag}
-        for marker in reversed(self._folder.committed()):
-            if marker.tag == tag and (tokens is None or marker.token in tokens):
-                return joined(self._location, marker.directory)
-        raise ConfigError(f"{self._location} has no committed checkpoint with the tag {tag!r} (yet)")
+        return self._stored.path(tag)
 
     def wait_until_finished(self, timeout: float | None = None) -> None:
         """Wait until every save is done, however it ended; `TierTimeoutError` after `timeout` seconds."""
