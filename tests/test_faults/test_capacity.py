@@ -213,15 +213,15 @@ def test_corrupt_byte_is_found_by_scrubbing_before_anybody_reads(
     def damaged() -> list[Any]:
         return list(status_of(cluster, used[0])["runs"][record.run]["damaged"])
 
-    wait_until(lambda: bool(damaged()), "what the scrubber finds")
-    assert [(d["generation"], d["token"], d["keys"]) for d in damaged()] == [(1, record.token, [key])]
-    assert f"key {key}: its payload fails its checksum" in cluster.log(used[0])
+    told = f"key {key}: its payload fails its checksum"
+    wait_until(lambda: told in cluster.log(used[0]), "what the scrubber finds")
     # Other runs of these tests may have the same payload.
     assert status_of(cluster, used[0])["scrub"]["damaged"] >= 1
     state, report = host.load_elsewhere(objects=False)
     assert_is_training_state(state, 1)
-    assert report.source == "peers+parity"
-    assert damaged() == []
+    # The load mends it in passing, unless the master has done so before.
+    assert report.source in ("peers+parity", "peers")
+    wait_until(lambda: damaged() == [], "the chunk is mended")
 
 
 # ---- room
