@@ -38,10 +38,16 @@ class NodeStates:
         self._not_before = clock.now()
 
     async def of(self, alive: Sequence[NodeInfo]) -> tuple[NodeInfo, ...]:
-        """Return the registered nodes with their present states; as registered where nobody tells in time."""
+        """Return the registered nodes with their present states; as registered where nobody tells in time.
+
+        A node that ends says so in two places, one after the other: whichever says it first is believed.
+        """
         states = await self._read()
         return tuple(
-            replace(node, state=states[node.name].state) if node.name in states else node for node in alive
+            replace(node, state=states[node.name].state)
+            if node.name in states and node.state == "available"
+            else node
+            for node in alive
         )
 
     async def _read(self) -> dict[str, NodeState]:

@@ -71,6 +71,16 @@ def test_states_are_those_of_the_master_and_else_of_the_registry(reader: Reader)
     states.close()
 
 
+def test_node_that_says_in_the_registry_that_it_ends_is_believed_before_its_state_follows(
+    reader: Reader,
+) -> None:
+    states = made(reader, Hand())
+    reader.states = {"a": NodeState("available", 1, 2)}
+    ending = replace(NODES[0], state="draining")
+    assert asyncio.run(states.of((ending, NODES[1]))) == (ending, NODES[1])
+    states.close()
+
+
 def test_answer_that_comes_late_and_is_an_error_is_nobodys(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
