@@ -19,18 +19,9 @@ from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.coordination.embedded import EmbeddedCoordinator
 from fastcheck_dask.coordination.states import NodeState
 from fastcheck_dask.errors import NoMasterError
+from fastcheck_dask.testing.clock import FakeClock
 
 NODES = tuple(NodeInfo(name, "fcs://h:1", "r", "h", 100) for name in "abc")
-
-
-class Hand:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 class Reader:
@@ -65,7 +56,7 @@ def made(reader: Any, clock: Any) -> NodeStates:
 
 
 def test_states_are_those_of_the_master_and_else_of_the_registry(reader: Reader) -> None:
-    states = made(reader, Hand())
+    states = made(reader, FakeClock())
     reader.states = {"a": NodeState("draining", 1, 2), "z": NodeState("available", 1, 2)}
     assert placed(states) == (replace(NODES[0], state="draining"), *NODES[1:])
     states.close()
@@ -74,7 +65,7 @@ def test_states_are_those_of_the_master_and_else_of_the_registry(reader: Reader)
 def test_node_that_says_in_the_registry_that_it_ends_is_believed_before_its_state_follows(
     reader: Reader,
 ) -> None:
-    states = made(reader, Hand())
+    states = made(reader, FakeClock())
     reader.states = {"a": NodeState("available", 1, 2)}
     ending = replace(NODES[0], state="draining")
     assert asyncio.run(states.of((ending, NODES[1]))) == (ending, NODES[1])
@@ -99,18 +90,18 @@ def test_answer_that_comes_late_and_is_an_error_is_nobodys(
         states._asked = None
         gc.collect()
 
-    states = made(reader, Hand())
+    states = made(reader, FakeClock())
     asyncio.run(ask())
     assert told == []
 
 
 def test_no_master_is_done_without_and_not_asked_again_at_once(reader: Reader) -> None:
-    clock = Hand()
+    clock = FakeClock()
     states = made(reader, clock)
     reader.error = NoMasterError("x", "", "")
     assert placed(states) == placed(states) == NODES
     assert reader.calls == 1
-    clock.time += node_states.BACK_OFF_SECONDS
+    clock.advance(node_states.BACK_OFF_SECONDS)
     reader.error, reader.states = None, {"b": NodeState("draining", 1, 2)}
     assert placed(states)[1].state == "draining"
     states.close()
@@ -120,11 +111,11 @@ def test_answer_that_takes_too_long_is_not_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_states, "WAIT_SECONDS", 0.01)
-    clock = Hand()
+    clock = FakeClock()
     states = made(reader, clock)
     reader.held.clear()
     assert placed(states) == NODES
-    clock.time += node_states.BACK_OFF_SECONDS
+    clock.advance(node_states.BACK_OFF_SECONDS)
     # Still in flight: no second question behind it.
     assert placed(states) == NODES
     assert reader.calls == 1

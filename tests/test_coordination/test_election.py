@@ -18,6 +18,7 @@ from fastcheck_dask.coordination.candidacy import CANDIDATES, EPOCH, Office
 from fastcheck_dask.coordination.election import Election, ElectionTimes, Leadership, master_of
 from fastcheck_dask.coordination.entries import Create, Delete, EntryConflictError, Write
 from fastcheck_dask.errors import FencedError
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.testing.entries import SharedEntries
 from fastcheck_dask.testing.tcp_proxy import TcpProxy
 
@@ -202,25 +203,15 @@ def test_disconnected_master_is_not_in_force_and_acts_no_more(stand, eventually)
     assert side.entries.get("act").value == b"3"
 
 
-class Hand:
-    """A clock that a test moves."""
-
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-
 def test_paused_master_is_not_in_force_before_it_was_confirmed_again(shared):
     """Whoever wakes up does not know what it missed (E09)."""
-    clock, entries = Hand(), shared.session()
+    clock, entries = FakeClock(), shared.session()
     entries.apply(Create(EPOCH, b""))
     leadership = Leadership(entries, Office(0, entries.session), times=QUICK, clock=clock)
     assert not leadership.in_force
     leadership.confirmed(clock.now())
     assert leadership.in_force
-    clock.time += QUICK.trust_seconds + 0.1
+    clock.advance(QUICK.trust_seconds + 0.1)
     assert not leadership.in_force
     with pytest.raises(FencedError):
         leadership.apply(Create("act", b""))

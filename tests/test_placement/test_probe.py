@@ -12,15 +12,9 @@ from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.placement import probe
 from fastcheck_dask.placement.outlook import MEASURED_FROM_BYTES
 from fastcheck_dask.placement.probe import Prober
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
-
-
-class HandClock:
-    at = 0.0
-
-    def now(self):
-        return self.at
 
 
 @pytest.fixture
@@ -55,7 +49,7 @@ def test_run_stops_asking_when_nothing_is_saved_and_starts_again(servers, monkey
     monkeypatch.setattr(probe, "PROBE_SECONDS", 0.0)
 
     async def main():
-        clock = HandClock()
+        clock = FakeClock()
         prober = Prober(PeerClient, clock=clock)
         asked = asyncio.Event()
         ask_some, closed = prober.ask_some, prober._close
@@ -74,7 +68,7 @@ def test_run_stops_asking_when_nothing_is_saved_and_starts_again(servers, monkey
         for _ in range(2):
             prober.wake(servers)
             await asked.wait()
-            clock.at += probe.IDLE_SECONDS
+            clock.advance(probe.IDLE_SECONDS)
             await resting.wait()
             assert not prober._awake.is_set()
             assert prober._clients == {}

@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.tiers import pacing
 from fastcheck_dask.tiers.pacing import PATIENCE_SECONDS, Pacer, TokenBucket
-
-
-class HandClock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
 
 
 @given(
@@ -31,13 +22,13 @@ class HandClock:
 def test_bucket_any_takes_never_exceed_burst_rate_and_one_piece(
     takes: list[tuple[int, float]], rate: float, burst: float
 ) -> None:
-    clock = HandClock()
+    clock = FakeClock(100.0)
     bucket = TokenBucket(rate, burst, clock)
     #: When each piece is let through, as if senders waited side by side.
     sent: list[tuple[float, int]] = []
     for nbytes, pause in takes:
-        clock.at += pause
-        sent.append((clock.at + bucket.take(nbytes), nbytes))
+        clock.advance(pause)
+        sent.append((clock.now() + bucket.take(nbytes), nbytes))
     assert [at for at, _ in sent] == sorted(at for at, _ in sent)
     for first, (began, _) in enumerate(sent):
         total = 0
@@ -47,15 +38,15 @@ def test_bucket_any_takes_never_exceed_burst_rate_and_one_piece(
 
 
 def test_bucket_after_silence_gives_the_burst_at_once_and_then_the_rate() -> None:
-    clock = HandClock()
+    clock = FakeClock(100.0)
     bucket = TokenBucket(100.0, 50.0, clock)
     assert [bucket.take(25) for _ in range(4)] == [0.0, 0.0, 0.0, 0.25]
-    clock.at += 1000.0
+    clock.advance(1000.0)
     assert [bucket.take(25) for _ in range(4)] == [0.0, 0.0, 0.0, 0.25]
 
 
 def test_bucket_is_used_up_by_what_does_not_wait() -> None:
-    clock = HandClock()
+    clock = FakeClock(100.0)
     bucket = TokenBucket(100.0, 0.0, clock)
     bucket.take(300)
     assert bucket.take(1) == pytest.approx(3.0)
@@ -144,7 +135,7 @@ def test_turn_with_a_limit_sleeps_as_long_as_the_bucket_says(monkeypatch: pytest
         slept.append(seconds)
 
     async def main() -> None:
-        pacer = Pacer(1000.0, clock=HandClock())
+        pacer = Pacer(1000.0, clock=FakeClock(100.0))
         monkeypatch.setattr(asyncio, "sleep", sleep)
         pacer.count(50)
         await pacer.turn().wait(1000)
