@@ -150,10 +150,22 @@ class JointSaves:
             )
         return found
 
-    def begin(self, tag: str, *, above: int) -> None:
+    def last(self) -> Entry | None:
+        """Return what changes whenever a joint save is begun; to be read before one looks for them."""
+        return self._entries.get(f"{self._top}/last")
+
+    def begin(self, tag: str, *, above: int, last: Entry | None) -> None:
         """Begin a joint save under the next number, unless somebody did meanwhile: look again.
 
-        `above` is a number that it has to be greater than, since a coordinator may have lost its data.
+        Parameters
+        ----------
+        tag : str
+            What is saved.
+        above : int
+            A number that it has to be greater than, since a coordinator may have lost its data.
+        last : Entry or None
+            What :meth:`last` gave before it was found that there is none to take part in: two ranks that look
+            at the same time begin only one.
 
         Raises
         ------
@@ -161,7 +173,6 @@ class JointSaves:
             If another one writes for this rank by now.
         """
         path = f"{self._top}/last"
-        last = self._entries.get(path)
         number = 1 + max(above, 0 if last is None else int(last.value))
         save = JointSave(number, tag, self._me.world_size, self._me.rank)
         value = str(number).encode()

@@ -259,6 +259,7 @@ class RankCoordinator:
         """
         self._look_around(range(self._me.world_size))
         while True:
+            last = self._saves.last()
             for number in self._saves.numbers(after=self._consumed):
                 view = self._saves.read(number)
                 gone = self._gone_authors(view)
@@ -274,7 +275,7 @@ class RankCoordinator:
                 elif not isinstance(found, Pass):
                     return number
                 self._consumed = number
-            self._saves.begin(tag, above=max(self._above, self._consumed))
+            self._saves.begin(tag, above=max(self._above, self._consumed), last=last)
 
     def _gone_authors(self, view: JointView) -> list[int]:
         """Return the ranks whose part was prepared by a process that does not own that rank any more."""

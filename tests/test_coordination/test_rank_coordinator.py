@@ -308,6 +308,18 @@ def test_ranks_interleaved_every_joint_save_is_all_or_nothing(size, actions):
     next_life(world)
 
 
+@settings(max_examples=100, deadline=None)
+@given(size=st.integers(2, 3), turns=st.lists(st.integers(0, 2), max_size=60))
+def test_ranks_interleaved_undisturbed_each_tag_has_one_joint_save(size, turns):
+    world = World(size, ["t1", "t2"])
+    for turn in turns:
+        present = world.present()
+        world.turns.give(present[turn % len(present)])
+    world.finish()
+    assert [view.save.tag for view in world.saves()] == ["t1", "t2"]
+    assert len(world.check()) == 2
+
+
 def next_life(world):
     """All ranks are started anew: they find everything settled, and save."""
     for rank in range(world.size):
@@ -532,12 +544,12 @@ def test_commit_rank_taken_over_is_fenced_and_puts_nothing_there(rank):
     zero, claim0 = rank(0)
     late = JointSaves(zero._saves._entries, "r", Rank(0, 2))
     late.join(claim0.order, "late")
-    late.begin("u", above=0)
+    late.begin("u", above=0, last=late.last())
     later, _ = _taken_over(zero)
     with pytest.raises(FencedError):
         zero.commit(part(0), claim0)
     with pytest.raises(FencedError, match="taken over by"):
-        late.begin("t", above=0)
+        late.begin("t", above=0, last=late.last())
     with pytest.raises(FencedError, match="taken over by"):
         late.add_part(1, Part(0, "late", part(0, "u")))
     assert late.numbers() == [1]
