@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.connect import sqlite_path
+from fastcheck_dask.testing.stopping import stop_process
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -142,11 +142,8 @@ class StorageCluster:
 
     def pause(self, name: str) -> None:
         """SIGSTOP: the machine hangs, but not within a transaction, which would lock the file for others."""
-        while True:
-            os.kill(self.pid(name), signal.SIGSTOP)
-            if not self.coordinator.startswith("sqlite:") or _can_write(sqlite_path(self.coordinator)):
-                return
-            self.resume(name)
+        with_file = self.coordinator.startswith("sqlite:")
+        stop_process(self.pid(name), sqlite_path(self.coordinator) if with_file else None)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""
@@ -231,13 +228,3 @@ class StorageCluster:
         with contextlib.suppress(OSError):
             process.kill()
         raise RuntimeError(f"{name} did not start: {log.read_text(errors='replace')[-4000:]}")
-
-
-def _can_write(database: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(database, timeout=2.0, isolation_level=None)) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return False
-        connection.execute("ROLLBACK")
-        return True

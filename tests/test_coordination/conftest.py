@@ -24,6 +24,7 @@ from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.errors import CoordinationError
 from fastcheck_dask.ids import new_token
 from fastcheck_dask.testing.fakes import FakeCoordinator
+from fastcheck_dask.testing.stopping import stop_process
 
 _ACTOR = Path(__file__).with_name("actor.py")
 #: Short, and still long enough for a busy machine.
@@ -73,7 +74,7 @@ class Actor:
     def pause(self, coordinator: Coordinator) -> None:
         """Stop it, but not within a transaction, which would lock a file for the coordinator, too."""
         while True:
-            self.process.send_signal(signal.SIGSTOP)
+            stop_process(self.process.pid)
             try:
                 coordinator.entries.apply(Create(f"paused/n{new_token()}", b""))
             except CoordinationError:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from fastcheck_dask.errors import FencedError, RunInUseError
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
+from fastcheck_dask.testing.stopping import stop_process
 
 OWNER = """
 import os, sys
@@ -56,19 +55,11 @@ class Owner:
         for pid in (self.trainer.process.pid, self.agent):
             os.kill(pid, number)
 
-    def put_agent_to_sleep(self, coordinator: Path | None) -> None:
-        """Stop the agent, but not within a transaction, which would lock a file for everybody."""
-        while True:
-            os.kill(self.agent, signal.SIGSTOP)
-            if coordinator is None:
-                return
-            with contextlib.closing(sqlite3.connect(coordinator, timeout=0.1)) as database:
-                try:
-                    database.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError:
-                    os.kill(self.agent, signal.SIGCONT)
-                else:
-                    return
+    def put_agent_to_sleep(self, database: Path | None) -> None:
+        stop_process(self.agent, database)
+
+    def put_trainer_to_sleep(self, database: Path | None) -> None:
+        stop_process(self.trainer.process.pid, database)
 
     def quit(self) -> int:
         self.trainer.process.stdin.close()
@@ -102,10 +93,11 @@ def test_takeover_sleeping_owner_wakes_up_in_mid_save_and_mixes_nothing(
 ) -> None:
     owner = Owner(start_trainer, tmp_path)
     owner.save(1)
-    owner.put_agent_to_sleep(tmp_path / "objects/.fastcheck/coordinator.db")
+    database = tmp_path / "objects/.fastcheck/coordinator.db"
+    owner.put_agent_to_sleep(database)
     # The snapshot is handed over to an agent that sleeps.
     owner.tell(2)
-    os.kill(owner.trainer.process.pid, signal.SIGSTOP)
+    owner.put_trainer_to_sleep(database)
     manager = make(takeover=True)
     for number in (2, 3):
         manager.save_async({"w": kit.noise(10 + number)}, f"s{number}").wait(timeout=kit.patience)
@@ -188,8 +180,9 @@ def test_takeover_with_nodes_sleeping_owner_is_refused(
         options = {"num_shards": 1, "persist_every": 0}
         owner = Owner(start_trainer, tmp_path, cluster.coordinator, **options)
         assert owner.save(1) == 1
-        owner.put_agent_to_sleep(tmp_path / "cluster/coordinator.db" if kind == "sqlite" else None)
-        os.kill(owner.trainer.process.pid, signal.SIGSTOP)
+        database = tmp_path / "cluster/coordinator.db" if kind == "sqlite" else None
+        owner.put_agent_to_sleep(database)
+        owner.put_trainer_to_sleep(database)
         owner.tell(2)
         manager = make(coordinator=cluster.coordinator, takeover=True, **options)
         assert manager.load()["w"].tobytes() == kit.noise(1).tobytes()
