@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests wait for other processes most of the time; a file stays in one process.
+TEST_PROCESSES ?= 2
 BENCH_STAMP := $(VENV)/.bench-installed
 
 .PHONY: venv demo test lint bench bench-codecs services clean
@@ -23,7 +25,7 @@ services:
 	bash .ci/services
 
 test: venv services lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
 
 lint: venv
 	$(BIN)/ruff check .
