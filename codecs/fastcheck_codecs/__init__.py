@@ -9,11 +9,13 @@ from fastcheck_codecs.header import Summary, is_delta, is_identity, max_encoded_
 from fastcheck_codecs.native import kernels
 from fastcheck_codecs.payload import encode_raw_into
 from fastcheck_codecs.prefix_index import PrefixIndex
+from fastcheck_codecs.raw import RawRoom, raw_parts
 from fastcheck_codecs.xor_delta import XorDelta
 
 __all__ = [
     "CodecError",
     "PrefixIndex",
+    "RawRoom",
     "Summary",
     "XorDelta",
     "checksum",
@@ -24,5 +26,6 @@ __all__ = [
     "kernels",
     "max_encoded_nbytes",
     "raw_nbytes",
+    "raw_parts",
     "summary",
 ]

@@ -138,13 +138,15 @@ def write_header(out: Bytes, header: Header) -> None:
     out[: len(start)] = np.frombuffer(start, np.uint8)
 
 
-def read_header(payload: Bytes) -> Header:
+def read_header(payload: Bytes, nbytes: int | None = None) -> Header:
     """Read and check header and table.
 
     Parameters
     ----------
     payload : ndarray of uint8, shape (n,)
         The whole payload: its length has to be exactly what the table adds up to.
+    nbytes : int, optional
+        Its length, if only its beginning is given.
 
     Returns
     -------
@@ -194,8 +196,9 @@ def read_header(payload: Bytes) -> Header:
     if header.kind is Kind.FULL and any(entry.residual is not Residual.NONE for entry in header.entries):
         raise CodecError("damaged header: a block of a full payload refers to a base")
     total = end + sum(padded(entry.length) for entry in header.entries)
-    if total != payload.size:
-        raise CodecError(f"payload has {payload.size} bytes, its table adds up to {total}")
+    whole = payload.size if nbytes is None else nbytes
+    if total != whole:
+        raise CodecError(f"payload has {whole} bytes, its table adds up to {total}")
     return header
 
 
