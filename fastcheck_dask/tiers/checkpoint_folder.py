@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from fastcheck_dask.layout.zarr_tree import (
     root_document,
 )
 from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
-from fastcheck_dask.tiers.store import ObjectStore, Payload
+from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload
 
 __all__ = ["BaseLink", "CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
 
@@ -42,6 +43,8 @@ _COMMITS = f"{PRIVATE}/commits"
 _PLANS = f"{PRIVATE}/plans"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
+#: Documents that are written at once.
+_WRITERS = 4
 #: A marker has some hundred bytes.
 _MARKER_LIMIT_BYTES = 64 * 2**10
 
@@ -81,7 +84,7 @@ class CheckpointFolder:
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
 
-    def write_chunk(self, directory: str, key: str, payload: Payload) -> None:
+    def write_chunk(self, directory: str, key: str, payload: Payload | Parts) -> None:
         """Write one encoded chunk of a checkpoint that is not committed yet."""
         self.store.write(f"{directory}/{key}", payload)
 
@@ -110,8 +113,11 @@ class CheckpointFolder:
         inline = list(inline_arrays(manifest.tree))
         wanted = documents(manifest, inline, base=_name_of(base)) | inline_chunks(inline)
         del wanted[DOCUMENT]
-        for path, content in wanted.items():
-            self.store.write(f"{directory}/{path}", content)
+        names = [f"{directory}/{path}" for path in wanted]
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            # Each waits for the disk or the network, and not for the others.
+            for _ in writers.map(self.store.write, names, wanted.values()):
+                pass
 
     def publish(
         self, manifest: Manifest, manifest_bytes: bytes | None = None, *, base: BaseLink | None = None
@@ -416,7 +422,20 @@ class CheckpointFolder:
         ShardUnavailableError
             If it is missing or empty.
         """
-        data = self.store.read(f"{directory}/{key}")
+        return self._payload(directory, key, self.store.read(f"{directory}/{key}"))
+
+    def read_chunk_into(self, directory: str, key: str, *, parts: Parts) -> npt.NDArray[np.uint8] | None:
+        """Fill `parts` with one encoded chunk if it is as long as they together, else return it; not checked.
+
+        Raises
+        ------
+        ShardUnavailableError
+            If it is missing or empty.
+        """
+        data = self.store.read_into(f"{directory}/{key}", parts)
+        return None if data is None else self._payload(directory, key, data)
+
+    def _payload(self, directory: str, key: str, data: bytes) -> npt.NDArray[np.uint8]:
         if not data:
             raise ShardUnavailableError(f"{directory}/{key} in {self.store.location} is empty")
         return np.frombuffer(data, np.uint8)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.ids import normalised
-from fastcheck_dask.tiers.store import Payload, Stored, check_store_name, flat_view
+from fastcheck_dask.tiers.store import Parts, Payload, Stored, check_store_name, flat_views
 
 logger = logging.getLogger(__name__)
 
@@ -88,26 +89,26 @@ class FolderStore:
         except OSError as error:
             raise _explained(error, self._root, wanted_bytes=0) from error
 
-    def write(self, path: str, data: Payload) -> None:
+    def write(self, path: str, data: Payload | Parts) -> None:
         """See :meth:`ObjectStore.write`; the bytes are durable on return, the name after :meth:`sync`."""
-        target, view = self._resolve(path), flat_view(data)
+        target, views = self._resolve(path), flat_views(data)
 
         def attempt() -> None:
-            temporary = self._write_temporary(target, view)
+            temporary = self._write_temporary(target, views)
             try:
                 os.replace(temporary, target)
             except OSError:
                 _remove_quietly(temporary)
                 raise
 
-        self._repeat(attempt, target, wanted_bytes=view.nbytes)
+        self._repeat(attempt, target, wanted_bytes=sum(view.nbytes for view in views))
 
     def create(self, path: str, data: Payload) -> bool:
         """See :meth:`ObjectStore.create`; needs a file system with hard links."""
-        target, view = self._resolve(path), flat_view(data)
+        target, views = self._resolve(path), flat_views(data)
 
         def attempt() -> bool:
-            temporary = self._write_temporary(target, view)
+            temporary = self._write_temporary(target, views)
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -117,7 +118,7 @@ class FolderStore:
                 _remove_quietly(temporary)
             return True
 
-        created = self._repeat(attempt, target, wanted_bytes=view.nbytes)
+        created = self._repeat(attempt, target, wanted_bytes=sum(view.nbytes for view in views))
         self.sync(path)
         return created
 
@@ -125,6 +126,11 @@ class FolderStore:
         """See :meth:`ObjectStore.read`."""
         target = self._resolve(path)
         return self._repeat(lambda: self._present(path, target.read_bytes), target)
+
+    def read_into(self, path: str, parts: Parts) -> bytes | None:
+        """See :meth:`ObjectStore.read_into`."""
+        target, views = self._resolve(path), flat_views(parts)
+        return self._repeat(lambda: self._present(path, lambda: _read_into(target, views)), target)
 
     def size(self, path: str) -> int:
         """See :meth:`ObjectStore.size`."""
@@ -249,7 +255,7 @@ class FolderStore:
             self._require_root()
             raise ShardUnavailableError(f"{path} is not in {self.location}") from error
 
-    def _write_temporary(self, target: Path, view: memoryview) -> str:
+    def _write_temporary(self, target: Path, views: Sequence[memoryview]) -> str:
         """Write and fsync a new file beside `target`; return its path, or raise and leave nothing."""
         self._require_root()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -257,9 +263,10 @@ class FolderStore:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             try:
-                written = 0
-                while written < view.nbytes:
-                    written += os.write(descriptor, view[written:])
+                for view in views:
+                    written = 0
+                    while written < view.nbytes:
+                        written += os.write(descriptor, view[written:])
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -281,6 +288,27 @@ class FolderStore:
                 self._sleep(pause)
                 pause *= 2
         raise AssertionError("the last attempt returns or raises")
+
+
+def _read_into(target: Path, views: list[memoryview]) -> bytes | None:
+    with open(target, "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size == sum(view.nbytes for view in views) and all(
+            _filled(file, view) for view in views
+        ):
+            return None
+        file.seek(0)
+        return file.read()
+
+
+def _filled(file: io.FileIO, view: memoryview) -> bool:
+    """Fill a view from a file; False if the file ends before."""
+    done = 0
+    while done < view.nbytes:
+        count = file.readinto(view[done:])
+        if not count:
+            return False
+        done += count
+    return True
 
 
 def _files(top: Path, *, temporaries: bool = False) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from obstore.store import S3Store as Client
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.tiers.byte_window import ByteWindow
 from fastcheck_dask.tiers.s3_location import OPTIONS, S3Location
-from fastcheck_dask.tiers.store import Payload, Stored, check_store_name, flat_view
+from fastcheck_dask.tiers.store import Parts, Payload, Stored, check_store_name, flat_view, scatter
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ class S3Store:
         self._clients: dict[int, Client] = {}
         self._lock = threading.Lock()
 
-    def write(self, path: str, data: Payload) -> None:
+    def write(self, path: str, data: Payload | Parts) -> None:
         """See `ObjectStore`."""
-        self._put(path, data, mode="overwrite")
+        self._put(path, b"".join(data) if isinstance(data, tuple) else data, mode="overwrite")
 
     def create(self, path: str, data: Payload) -> bool:
         """See `ObjectStore`."""
@@ -100,6 +100,11 @@ class S3Store:
         starts = range(len(first), size, READ_BYTES)
         rest = (self._read_part(path, at, min(size, at + READ_BYTES), tag)[0] for at in starts)
         return b"".join([first, *rest])
+
+    def read_into(self, path: str, parts: Parts) -> bytes | None:
+        """See `ObjectStore`."""
+        data = self.read(path)
+        return None if scatter(data, parts) else data
 
     def _read_part(self, path: str, start: int, end: int, tag: str | None) -> tuple[bytes, int, str | None]:
         """Return some bytes of an object, its size, and what tells this object from a later one."""

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from fastcheck_dask.errors import ConfigError
 
 Payload = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+#: What lies in several places and is one in the store.
+Parts = tuple[Payload, ...]
 
 
 class Stored(NamedTuple):
@@ -31,7 +33,7 @@ class ObjectStore(Protocol):
 
     location: str
 
-    def write(self, path: str, data: Payload) -> None:
+    def write(self, path: str, data: Payload | Parts) -> None:
         """Put `data` under `path`, in place of what was there, all at once."""
         ...
 
@@ -41,6 +43,16 @@ class ObjectStore(Protocol):
 
     def read(self, path: str) -> bytes:
         """Return what is under `path`; `ShardUnavailableError` if nothing is."""
+        ...
+
+    def read_into(self, path: str, parts: Parts) -> bytes | None:
+        """Fill `parts`, one after the other, with what is under `path`, if it is as long as they together.
+
+        Returns
+        -------
+        bytes or None
+            None if they were filled; else what is there, as of `read`.
+        """
         ...
 
     def size(self, path: str) -> int:
@@ -97,3 +109,20 @@ def flat_view(data: Payload) -> memoryview:
         return data.reshape(-1).data
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def flat_views(data: Payload | Parts) -> list[memoryview]:
+    """Return the bytes of every part, flat and without a copy."""
+    return [flat_view(part) for part in (data if isinstance(data, tuple) else (data,))]
+
+
+def scatter(data: bytes, parts: Parts) -> bool:
+    """Copy `data` into `parts`, one after the other; False, and nothing is changed, if the lengths differ."""
+    views = flat_views(parts)
+    if len(data) != sum(view.nbytes for view in views):
+        return False
+    start = 0
+    for view in views:
+        view[:] = data[start : start + view.nbytes]
+        start += view.nbytes
+    return True

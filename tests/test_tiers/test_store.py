@@ -54,6 +54,33 @@ def test_write_over_existing_replaces_it(store):
     assert store.read("a") == b"short"
 
 
+def test_write_parts_are_one_object(store):
+    store.write("a", (b"ab", memoryview(b""), np.arange(3, dtype=np.uint8)))
+    assert store.read("a") == b"ab\0\1\2"
+
+
+@pytest.mark.parametrize("sizes", [(5,), (2, 0, 3), (0, 5)])
+def test_read_into_fills_parts_of_the_very_length(store, sizes):
+    store.write("a", b"abcde")
+    parts = tuple(np.zeros(size, np.uint8) for size in sizes)
+    assert store.read_into("a", parts) is None
+    assert b"".join(parts) == b"abcde"
+
+
+@pytest.mark.parametrize("sizes", [(), (4,), (2, 4)])
+def test_read_into_parts_of_another_length_returns_all_and_fills_none(store, sizes):
+    store.write("a", b"abcde")
+    parts = tuple(np.zeros(size, np.uint8) for size in sizes)
+    assert store.read_into("a", parts) == b"abcde"
+    assert not any(part.any() for part in parts)
+
+
+def test_read_into_empty_object(store):
+    store.write("a", b"")
+    assert store.read_into("a", (np.zeros(0, np.uint8),)) is None
+    assert store.read_into("a", (np.zeros(1, np.uint8),)) == b""
+
+
 @pytest.mark.parametrize("more", [-1, 0, 1, READ_BYTES + 3])
 def test_read_large_object_whole(store, more):
     data = np.random.default_rng(more + 2).integers(0, 256, READ_BYTES + more, np.uint8)
@@ -100,7 +127,7 @@ def test_list_more_names_than_one_answer_holds(store):
 
 
 def test_absent_name_raises_and_says_where(store):
-    for call in (store.read, store.size):
+    for call in (store.read, store.size, lambda path: store.read_into(path, (np.zeros(1, np.uint8),))):
         with pytest.raises(ShardUnavailableError, match="no/such is not in"):
             call("no/such")
     assert not store.exists("no/such")
