@@ -26,6 +26,7 @@ from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.decode import decode_verified
 from fastcheck_dask.engine.encode import Bits, Region, digest, encoded_whole
 from fastcheck_dask.engine.load_report import LoadReport
+from fastcheck_dask.engine.objects import read_objects
 from fastcheck_dask.engine.pace import Pace
 from fastcheck_dask.engine.plan import batches_of, stripes_to_rebuild
 from fastcheck_dask.errors import (
@@ -51,8 +52,6 @@ _PARITY_BYTES = 64 * 2**20
 _HEDGE_BYTES = 32 * 2**20
 #: Raw bytes of the sources of derived chunks that are in memory at once, if nobody asked for the sources.
 _SOURCE_BYTES = 64 * 2**20
-#: Chunks of the object tier that are read at once.
-_OBJECT_READERS = 4
 
 
 class ChunkLoader:
@@ -440,20 +439,14 @@ class ChunkLoader:
         stored = self._stored
         if stored is None or not keys:
             return
-        readers = asyncio.Semaphore(_OBJECT_READERS)
-
-        async def one(key: str) -> None:
-            async with readers:
-                try:
-                    _, received = await asyncio.to_thread(stored.read, key, out=self._region(key))
-                except FastCheckError as error:
-                    self._causes.append(str(error))
-                else:
-                    self._report.received_bytes += received
-                    self._good.add(key)
-                    self._report.count("object", self._manifest.sizes[key])
-
-        await asyncio.gather(*(one(key) for key in keys))
+        read = await read_objects(keys, stored, region=self._region)
+        for key, received in read.items():
+            if isinstance(received, FastCheckError):
+                self._causes.append(str(received))
+                continue
+            self._report.received_bytes += received
+            self._good.add(key)
+            self._report.count("object", self._manifest.sizes[key])
         if self._record is not None and self._record.nodes and not self._without:
             log.warning(
                 "generation %d: %d chunks that the storage nodes could not give were asked of the object "

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 class Recovered:
     """A state that was brought back."""
 
-    state: Any
-    manifest: Manifest
+    state: Any = field(repr=False)
+    manifest: Manifest = field(repr=False)
     report: LoadReport
     #: The slot that now holds the checkpoint although it did not before: a delta base for the agent.
     filled: int | None

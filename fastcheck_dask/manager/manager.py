@@ -178,7 +178,9 @@ class FastCheckManager:
                 self._local.slots, self._agents, self._settings.on_busy, lambda: self._closed
             )
             self._busy = BusyCount(self._agents.tell_busy)
-            self._stored = Stored(self._place, self._agents, self._local, self._folder, self._settings)
+            self._stored = Stored(
+                self._place, self._agents, self._local, self._folder, self._settings, peers=self._peers
+            )
             self._agents.link()
             self._metrics_port.open()
         except BaseException:

@@ -41,13 +41,22 @@ class Stored:
     local : LocalTier
     folder : CheckpointFolder
     settings : Settings
+    peers : bool
+        Whether there are storage nodes.
     """
 
     def __init__(
-        self, place: Place, agents: Agents, local: LocalTier, folder: CheckpointFolder, settings: Settings
+        self,
+        place: Place,
+        agents: Agents,
+        local: LocalTier,
+        folder: CheckpointFolder,
+        settings: Settings,
+        *,
+        peers: bool,
     ) -> None:
         self._place, self._agents = place, agents
-        self._local, self._folder, self._settings = local, folder, settings
+        self._local, self._folder, self._settings, self._peers = local, folder, settings, peers
 
     def tags(self) -> list[str]:
         """Return the tags, oldest first."""
@@ -102,7 +111,8 @@ class Stored:
     ) -> Recovered | None:
         records = self._records()
         link = self._agents.link()
-        free = link.free_slot()
+        # Kept in shared memory only where the next save can be a delta against it.
+        free = link.free_slot() if self._peers else None
         self._agents.at_work = free
         try:
             recovery = Recovery(self._local, self._folder, clients_for(self._settings))

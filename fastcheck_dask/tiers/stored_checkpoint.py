@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from fastcheck_codecs import CodecError, PrefixIndex, XorDelta, is_delta
+from fastcheck_codecs import CodecError, PrefixIndex, RawRoom, XorDelta, is_delta
 
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
 from fastcheck_dask.layout.dtypes import codec_dtype
@@ -117,20 +117,31 @@ class StoredCheckpoint:
         base = self.base
         if base is not None and is_shared(self.manifest, base.manifest, key):
             return base.read(key, out=out)
-        payload = self._folder.read_chunk(self.marker.directory, key)
-        received = int(payload.nbytes)
-        before: Bits | None = None
         where = f"the object tier ({self.marker.directory})"
         try:
-            if is_delta(payload):
-                before, more = self._before(base, key)
-                received += more
-            self._decode(key, payload, before, out)
+            received = self._read_own(key, base, out)
         except CodecError as error:
             raise ShardCorruptError(key, where, self.manifest.digests[key], str(error)) from error
         if (got := xxhash.xxh3_128_hexdigest(out)) != (want := self.manifest.digests[key]):
             raise ShardCorruptError(key, where, want, got)
         return out, received
+
+    def _read_own(self, key: str, base: StoredCheckpoint | None, out: Bits) -> int:
+        """Read a chunk that lies in this directory, not verified yet; return how many bytes were read."""
+        # What is stored raw is read to where it belongs; anything else is decoded.
+        room = RawRoom(out, codec_dtype(self.manifest.chunks[key].dtype))
+        payload = self._folder.read_chunk_into(self.marker.directory, key, parts=room.parts)
+        if payload is None:
+            if room.settle():
+                return room.nbytes
+            payload = room.payload()
+        received = int(payload.nbytes)
+        before: Bits | None = None
+        if is_delta(payload):
+            before, more = self._before(base, key)
+            received += more
+        self._decode(key, payload, before, out)
+        return received
 
     def is_whole_here(self, key: str) -> bool:
         """Say whether a chunk lies in this checkpoint's own directory and needs no base; not verified."""
