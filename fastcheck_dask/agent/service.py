@@ -119,6 +119,7 @@ class SaveService:
             compression=CompressionPolicy(settings.compression, settings.encoders),
             substitute=self._placing.substitute,
         )
+        self._object_compression = CompressionPolicy(settings.compression, settings.encoders)
         incremental = settings.persist == "incremental"
         self._persister = Persister(
             config.location,
@@ -340,12 +341,12 @@ class SaveService:
             snapshot,
             generation=generation,
             persister=self._persister,
+            compression=self._object_compression,
             seal=seal,
             degraded=choice.degraded,
             base=self._slots.base,
             before=self._before,
         )
-        saved.stats.compressed = self._config.settings.compression != "never"
         try:
             record = await publish(self._coordinator, saved.record, self._claim)
         except CommitConflictError:

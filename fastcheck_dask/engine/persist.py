@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import starmap
 from typing import Any
 
-from fastcheck_codecs import is_delta
-
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.engine.chains import ChainPolicy, choose_base
+from fastcheck_dask.engine.compression import Meter
+from fastcheck_dask.engine.object_writer import Written, write_chunks, write_encoded, write_raw
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.retention import Retention, retire
-from fastcheck_dask.engine.save import Base, SaveStats, Snapshot
+from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -74,17 +74,6 @@ class _Work:
         """The chunks that are not with the base."""
         manifest = self.manifest
         return list(manifest.chunks) if self.base is None else keys_apart(manifest, self.base.manifest)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A snapshot whose chunks are in the object tier."""
-
-    digests: dict[str, str]
-    #: Keys of the chunks that hold a NaN or an infinity.
-    nonfinite: set[str]
-    #: What they are stored against.
-    base: BaseLink | None
 
 
 class Persister:
@@ -267,7 +256,7 @@ class Persister:
         self._folder.publish(manifest, data, base=base)
 
     async def write_snapshot(
-        self, run: str, snapshot: Snapshot, *, generation: int, stats: SaveStats, before: Base | None
+        self, run: str, snapshot: Snapshot, *, generation: int, before: Base | None, compress: bool
     ) -> Written:
         """Write the chunks of a snapshot that is not committed yet.
 
@@ -275,10 +264,10 @@ class Persister:
         ----------
         run, snapshot, generation
             What is written.
-        stats : SaveStats
-            Is told what was.
         before : Base or None
             The checkpoint in the other slot: deltas are made if it is the one that the policy wants as base.
+        compress : bool
+            If False the chunks are written whole and as they are.
         """
         directory = directory_name(generation, snapshot.tag)
         await asyncio.to_thread(self._folder.clear_uncommitted, directory)
@@ -288,24 +277,20 @@ class Persister:
         shared = (
             {} if stored is None else {key: stored.manifest.digests[key] for key in stored.manifest.chunks}
         )
+        written = Written(None if stored is None else stored.marker.link)
+        if not compress:
+            await write_raw(self._folder, directory, snapshot, shared=shared, written=written)
+            return written
         has_bits = stored is not None and before is not None and before.manifest.token == stored.marker.token
-        slot, content = (before.slot, before.content) if has_bits and before is not None else (None, None)
-        written = Written({}, set(), None if stored is None else stored.marker.link)
-
-        async def write(chunks: list[EncodedChunk]) -> None:
-            for chunk in chunks:
-                written.digests[chunk.key] = chunk.digest
-                if chunk.nonfinite:
-                    written.nonfinite.add(chunk.key)
-                stats.chunks += 1
-                if shared.get(chunk.key) == chunk.digest:
-                    continue
-                await asyncio.to_thread(self._folder.write_chunk, directory, chunk.key, chunk.payload)
-                stats.sent_bytes += chunk.payload.nbytes
-                stats.deltas += is_delta(chunk.payload)
-
-        jobs = list(jobs_for_objects(snapshot.content, base=content, budget_bytes=JOB_BYTES))
-        await send_jobs(self._slot_encoder, jobs, write, snapshot.slot, slot)
+        await write_encoded(
+            self._folder,
+            directory,
+            snapshot,
+            encoder=self._slot_encoder,
+            before=before if has_bits else None,
+            shared=shared,
+            written=written,
+        )
         return written
 
     async def write_from_slot(self, source: Base, keys: Iterable[str], directory: str) -> int:
@@ -317,8 +302,8 @@ class Persister:
             for chunk in chunks:
                 if chunk.digest != source.manifest.digests[chunk.key]:
                     raise TierError(f"chunk {chunk.key} changed in shared memory while it was persisted")
-                await asyncio.to_thread(self._folder.write_chunk, directory, chunk.key, chunk.payload)
-                written += chunk.payload.nbytes
+            await write_chunks(self._folder, directory, [(c.key, (c.payload,)) for c in chunks], Meter())
+            written += sum(chunk.payload.nbytes for chunk in chunks)
 
         jobs = list(jobs_for_objects(source.content, keys, budget_bytes=JOB_BYTES))
         await send_jobs(self._slot_encoder, jobs, write, source.slot, None)

@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import CastCheck, Job
 from fastcheck_dask.tiers.descriptors import Descriptor
+
+_Result = TypeVar("_Result")
 
 #: Raw bytes of one job: a message to each node.
 JOB_BYTES = 16 * 2**20
@@ -97,4 +99,17 @@ async def together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def in_thread(call: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return what a call in another thread returns; cancelled or not, this ends after the call has ended.
+
+    The memory that it reads, and the names that it writes, are free for others then.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
         raise
