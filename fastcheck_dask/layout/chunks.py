@@ -81,6 +81,14 @@ class ArraySpec:
             offset += nbytes
         return tuple(found)
 
+    def index_of(self, chunk: Chunk) -> tuple[slice, ...]:
+        """Return where a chunk lies in the array: a slice of each axis."""
+        numbers = map(int, chunk.key[len(self.path) + len("/c/") :].split("/"))
+        return tuple(
+            slice(number * step, min(length, (number + 1) * step))
+            for number, step, length in zip(numbers, self.chunk_shape, self.shape, strict=True)
+        )
+
 
 def _split_axis(chunk_shape: tuple[int, ...]) -> int:
     """Return the axis along which chunks are runs: the first whose chunk is longer than 1, else the last."""

@@ -36,6 +36,8 @@ LIBRARY = {
     "unsaved_buffer": "torch",
     "ndarray": "numpy",
 }
+#: Steps after which two views of unusual strides count as overlapping.
+_OVERLAP_WORK = 100_000
 _PLAIN_TENSOR_ADVICE = "save a plain tensor or torch.nn.Parameter instead"
 
 
@@ -261,10 +263,8 @@ def _copy_array(source: npt.NDArray[Any], out: Bits) -> None:
     if source.flags.c_contiguous:
         np.copyto(out, source.reshape(-1).view(np.uint8))
         return
-    # Views of bare bytes or whole numbers: a copy between them can never interpret a value.
-    width = source.dtype.itemsize
-    bare = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
-    np.copyto(out.view(bare).reshape(source.shape), source.view(bare))
+    source = _bare(source)
+    np.copyto(out.view(source.dtype).reshape(source.shape), source)
 
 
 def _copy_tensor(source: Any, out: Bits, torch: Any) -> None:
@@ -296,6 +296,96 @@ def _as_integers(tensor: Any, torch: Any) -> Any:
     if width == 16:
         tensor, width = torch.view_as_real(tensor), 8
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+
+
+def is_writable(target: Any) -> bool:
+    """Say whether the elements of a leaf can be changed."""
+    return not isinstance(target, np.ndarray) or target.flags.writeable or not target.size
+
+
+def writable_bits(target: Any) -> Bits | None:
+    """Return the memory of a leaf, in C order; None if it is not one piece, or not on the host.
+
+    Returns
+    -------
+    ndarray of uint8, shape (nbytes,), or None
+        Writing to it changes the leaf.
+    """
+    if isinstance(target, np.ndarray):
+        return target.reshape(-1).view(np.uint8) if target.flags.c_contiguous and target.size else None
+    plain = target.is_cpu and target.is_contiguous() and not (target.is_conj() or target.is_neg())
+    if not plain or target.numel() == 0:
+        return None
+    bits: Bits = _as_integers(target.detach(), loaded_torch()).numpy().reshape(-1).view(np.uint8)
+    return bits
+
+
+def put_bits(target: Any, index: tuple[slice, ...], bits: Bits) -> None:
+    """Write a part of a leaf, bit for bit.
+
+    Parameters
+    ----------
+    target : torch.Tensor or ndarray
+        A leaf that `describe` accepts and `is_writable`; any strides, any device.
+    index : tuple of slice
+        The part of what is stored of it; ``()`` is all.
+    bits : ndarray of uint8
+        Its elements in C order. Nothing of it is kept.
+    """
+    if not bits.size:
+        return
+    if isinstance(target, np.ndarray):
+        part = _bare(_first_of_repeated(target, target.strides)[(*index, ...)])
+        np.copyto(part, bits.view(part.dtype).reshape(part.shape))
+        return
+    torch = loaded_torch()
+    part = _first_of_repeated(target.detach(), target.stride())[(*index, ...)]
+    source = _tensor_over(bits, part.dtype, tuple(part.shape))
+    if not (part.is_conj() or part.is_neg()):
+        part, source = _as_integers(part, torch), _as_integers(source, torch)
+    part.copy_(source)
+
+
+def get_bits(source: Any, index: tuple[slice, ...], out: Bits) -> None:
+    """Read a part of a leaf, bit for bit; the reverse of `put_bits`."""
+    strides = source.strides if isinstance(source, np.ndarray) else source.stride()
+    copy_bits(_first_of_repeated(source, strides)[(*index, ...)], out)
+
+
+def extent_of(leaf: Any) -> tuple[str, int, int] | None:
+    """Return device, first address and end of the memory in which the elements of a leaf lie."""
+    if isinstance(leaf, np.ndarray):
+        place, steps, width, device = leaf.__array_interface__["data"][0], leaf.strides, 1, "cpu"
+        itemsize = leaf.itemsize
+    else:
+        place, steps, width, device = leaf.data_ptr(), leaf.stride(), leaf.element_size(), str(leaf.device)
+        itemsize = width
+    if 0 in leaf.shape:
+        return None
+    spans = [step * width * (length - 1) for step, length in zip(steps, leaf.shape, strict=True)]
+    return device, place + sum(s for s in spans if s < 0), place + sum(s for s in spans if s > 0) + itemsize
+
+
+def share_elements(left: Any, right: Any) -> bool:
+    """Say whether two leaves on the host have an element in common; True where that is not known."""
+    left, right = (leaf if isinstance(leaf, np.ndarray) else _numpy_view(leaf) for leaf in (left, right))
+    if left is None or right is None:
+        return True
+    # The stub knows two special values only; any other number bounds the work, and True is the answer then.
+    return bool(np.may_share_memory(left, right, max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+
+
+def _numpy_view(tensor: Any) -> npt.NDArray[Any] | None:
+    if not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+        return None
+    view: npt.NDArray[Any] = _as_integers(tensor.detach(), loaded_torch()).numpy()
+    return view
+
+
+def _bare(source: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view of bare bytes or whole numbers: a copy between such can never interpret a value."""
+    width = source.dtype.itemsize
+    return source.view(np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}"))
 
 
 def torch_dtype(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,7 +26,16 @@ from fastcheck_dask.layout.tree import (
 )
 from fastcheck_dask.layout.values import MAX_DEPTH
 
-__all__ = ["FlatState", "flatten", "inline_arrays", "leaf_paths", "select", "unflatten"]
+__all__ = [
+    "FlatState",
+    "flatten",
+    "inline_arrays",
+    "leaf_paths",
+    "refill",
+    "select",
+    "tensors_of",
+    "unflatten",
+]
 
 #: Arrays up to this size stand in the tree itself.
 INLINE_BYTES = 256
@@ -76,6 +85,13 @@ def flatten(state: Any, *, chunk_bytes: int = CHUNK_BYTES) -> FlatState:
     flattener = _Flattener(chunk_bytes)
     tree = flattener.visit(state, "", 0)
     return FlatState(tree, tuple(flattener.arrays), tuple(flattener.sources))
+
+
+def tensors_of(state: object) -> dict[str, Any]:
+    """Return the live tensors and arrays of a state by their paths; raises as `flatten` does."""
+    finder = _Finder(CHUNK_BYTES)
+    finder.visit(state, "", 0)
+    return finder.found
 
 
 @lru_cache(maxsize=4096)
@@ -199,6 +215,18 @@ class _Flattener:
         return {"path": path, "dtype": leaf.dtype, "shape": list(leaf.shape), "bits": text}
 
 
+class _Finder(_Flattener):
+    """One pass over a state that only collects its tensors."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        super().__init__(chunk_bytes)
+        self.found: dict[str, Any] = {}
+
+    def _array(self, value: Any, path: str) -> dict[str, Any]:
+        self.found[path] = value
+        return {}
+
+
 def _key(key: Any, path: str) -> Any:
     try:
         return values.encode_hashable(key, path)
@@ -303,6 +331,35 @@ class _Unflattener:
             spec = self._specs[name]
             found = self._bits[name] = spec, None, self._get(spec)
         return found[0], found[2]
+
+
+def refill(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """Put a state together again around tensors that are there.
+
+    Parameters
+    ----------
+    tree : JSON
+        As for `unflatten`.
+    tensors : mapping of str to tensor
+        By the path of each leaf of the tree that is one.
+
+    Raises
+    ------
+    CorruptDataError
+        As `unflatten` does.
+    """
+    return _Refiller(tensors).visit(tree, "", 0)
+
+
+class _Refiller(_Unflattener):
+    """One pass over a tree whose tensors are there."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        super().__init__({}, lambda spec: np.empty(spec.nbytes, np.uint8))
+        self._tensors = tensors
+
+    def _array(self, node: dict[str, Any], path: str) -> Any:  # noqa: ARG002
+        return self._tensors[path]
 
 
 def _check_expand(stored: tuple[int, ...], expand: tuple[int, ...] | None, path: str) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from fastcheck_dask.errors import CorruptDataError, LayoutError, UnknownFormatError
@@ -182,17 +182,28 @@ def select(tree: Any, patterns: str | Iterable[str]) -> tuple[set[str], Any]:
     LayoutError
         If no leaf matches.
     """
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    matches = re.compile("|".join(map(fnmatch.translate, wanted)) or r"(?!)").match
     arrays: set[str] = set()
-    pruned = _prune(tree, "", 0, matches=matches, arrays=arrays)
+    pruned = _prune(tree, "", 0, matches=matcher(patterns), arrays=arrays)
     if pruned is _GONE:
+        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
         some = [path for path, _ in itertools.islice(walk(tree), 5)]
         count = len(leaf_paths(tree))
         raise LayoutError(
             f"nothing in the checkpoint matches {wanted}; of its {count} paths the first are {some}"
         )
     return arrays, pruned
+
+
+def matcher(patterns: str | Iterable[str]) -> Callable[[str], object]:
+    """Return what says whether a leaf path matches, as `select` has it."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    return re.compile("|".join(map(fnmatch.translate, wanted)) or r"(?!)").match
+
+
+def without(tree: Any, paths: Collection[str]) -> Any:
+    """Return the tree without the leaves at `paths`, as `select` leaves out what does not match."""
+    pruned = _prune(tree, "", 0, matches=lambda path: path not in paths, arrays=set())
+    return {"t": "dict", "k": [], "v": []} if pruned is _GONE else pruned
 
 
 _GONE: Any = object()
