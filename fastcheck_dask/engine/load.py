@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
@@ -23,8 +24,9 @@ from itertools import chain
 import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine.copies import give_copies
 from fastcheck_dask.engine.decode import decode_verified
-from fastcheck_dask.engine.encode import Bits, Region, digest, encoded_whole
+from fastcheck_dask.engine.encode import Bits, Region, digest
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.objects import read_objects
 from fastcheck_dask.engine.pace import Pace
@@ -46,10 +48,10 @@ log = logging.getLogger(__name__)
 
 #: Raw bytes that are asked of a node by one message; two are on their way at a time.
 _BATCH_BYTES = 8 * 2**20
-#: Raw bytes of the parity chunks that are in memory at once,
-_PARITY_BYTES = 64 * 2**20
-#: and while nodes are being read.
-_HEDGE_BYTES = 32 * 2**20
+#: Threads that copy chunks out of shared memory.
+_COPIERS = 4
+#: Raw bytes of the parity chunks that are in memory at once, and of what is rebuilt of them.
+_PARITY_BYTES = 32 * 2**20
 #: Raw bytes of the sources of derived chunks that are in memory at once, if nobody asked for the sources.
 _SOURCE_BYTES = 64 * 2**20
 
@@ -68,9 +70,12 @@ class ChunkLoader:
         report: LoadReport,
         newest: bool = True,
         without: Collection[int] = (),
+        settle: Callable[[str], None] = lambda _key: None,
     ) -> None:
         #: Shards whose nodes are known to be gone, or shall do without: nobody asks them.
         self._without_shards = frozenset(without)
+        #: Told of each chunk that is in its region, verified; by any thread, before anything reads it again.
+        self._settle = settle
         self._newest = newest
         self._manifest = manifest
         self._region = region
@@ -92,18 +97,39 @@ class ChunkLoader:
         #: Set when chunks have become good.
         self._progress = asyncio.Event()
 
-    def take_local(self, keys: Iterable[str], slot_bits: Region) -> None:
-        """Verify chunks that a slot of this host holds, and copy them unless they are in place already."""
-        for key in keys:
-            bits = slot_bits(key)
-            if digest(bits) != self._manifest.digests[key]:
+    async def _give_copies(self) -> None:
+        if self._record is not None:
+            await give_copies(
+                self._damaged_at,
+                self._good,
+                self._manifest,
+                record=self._record,
+                client=self._client,
+                bits=self._region,
+            )
+
+    def take_local(self, keys: Iterable[str], slot_bits: Region) -> list[str]:
+        """Verify chunks of a slot, copy them unless they are in place; return those that are damaged there."""
+        keys = list(keys)
+        with ThreadPoolExecutor(_COPIERS) as copiers:
+            taken = list(copiers.map(lambda key: self._take_from_slot(key, slot_bits(key)), keys))
+        for key, good in zip(keys, taken, strict=True):
+            if good:
+                self._good.add(key)
+                self._report.count("local", self._manifest.sizes[key])
+            else:
                 self._lost(f"chunk {key} is damaged in shared memory")
-                continue
-            target = self._region(key)
-            if target.ctypes.data != bits.ctypes.data:
-                np.copyto(target, bits)
-            self._good.add(key)
-            self._report.count("local", bits.size)
+        return [key for key, good in zip(keys, taken, strict=True) if not good]
+
+    def _take_from_slot(self, key: str, bits: Bits) -> bool:
+        target = self._region(key)
+        if target.ctypes.data != bits.ctypes.data:
+            np.copyto(target, bits)
+        # What was copied is verified: nobody can change it any more.
+        if digest(target) != self._manifest.digests[key]:
+            return False
+        self._settle(key)
+        return True
 
     async def load(self, keys: Iterable[str]) -> None:
         """Get every chunk of `keys` that is not there yet.
@@ -121,7 +147,7 @@ class ChunkLoader:
         await self._from_sources(derived, asked=set(stored))
         await self._from_objects([key for key in derived if key not in self._good])
         self._log_without(wanted)
-        await self._repair()
+        await self._give_copies()
         missing = [key for key in wanted if key not in self._good]
         if missing:
             what = f"generation {self._manifest.generation} ({self._manifest.tag}): {len(missing)} chunks"
@@ -186,7 +212,7 @@ class ChunkLoader:
                 report=self._report,
             )
             await loader._from_nodes(batch)
-            await loader._repair()
+            await loader._give_copies()
             self._causes += loader._causes
             await self._cast([key for key in keys if sources[key] in loader._good], room)
 
@@ -198,6 +224,7 @@ class ChunkLoader:
                     f"chunk {key}: the cast of {self._manifest.sources[key]} gives other bits ({found})"
                 )
                 continue
+            self._settle(key)
             self._good.add(key)
             self._report.count("derived", self._manifest.sizes[key])
 
@@ -264,7 +291,7 @@ class ChunkLoader:
             (key for key in owed if key not in self._claimed and key not in tried),
             self._manifest.sizes,
             awaited=wanted - self._good if late else (),
-            budget_bytes=_HEDGE_BYTES,
+            budget_bytes=_PARITY_BYTES,
         )
 
     async def _rebuild_late(self, group: list[tuple[Stripe, str]]) -> None:
@@ -367,6 +394,7 @@ class ChunkLoader:
         return True
 
     def _is_good(self, key: str, source: str) -> None:
+        self._settle(key)
         self._good.add(key)
         self._report.count(source, self._manifest.sizes[key])
         self._progress.set()
@@ -439,7 +467,7 @@ class ChunkLoader:
         stored = self._stored
         if stored is None or not keys:
             return
-        read = await read_objects(keys, stored, region=self._region)
+        read = await read_objects(keys, stored, region=self._region, settle=self._settle)
         for key, received in read.items():
             if isinstance(received, FastCheckError):
                 self._causes.append(str(received))
@@ -455,38 +483,3 @@ class ChunkLoader:
                 len(keys),
                 sum(key in self._good for key in keys),
             )
-
-    async def _repair(self) -> None:
-        """Give nodes that live and lost single chunks a good copy again."""
-        if self._record is None:
-            return
-        for shard, keys in self._damaged_at.items():
-            good = [key for key in sorted(keys) if self._can_make(key)]
-            if not good:
-                continue
-            client = self._client(self._record.nodes[shard], self._record.addresses[shard])
-            try:
-                for key in good:
-                    descriptor, payload = await asyncio.to_thread(
-                        encoded_whole, self._manifest, key, self._region
-                    )
-                    await client.repair(
-                        self._manifest.run,
-                        self._manifest.generation,
-                        self._manifest.token,
-                        chunks=[descriptor],
-                        frames=[payload],
-                    )
-                    log.warning("chunk %s on %s was repaired", key, self._record.nodes[shard])
-            except FastCheckError as error:
-                log.warning("chunk %s on %s was not repaired: %s", key, self._record.nodes[shard], error)
-            finally:
-                await client.close()
-
-    def _can_make(self, key: str) -> bool:
-        """Say whether the bits of a data or parity chunk are here, or can be made of what is."""
-        if key in self._manifest.chunks:
-            return key in self._good
-        assert self._manifest.layout is not None
-        stripe, _ = self._manifest.layout.position[key]
-        return all(member in self._good for member in stripe.members if member is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fastcheck_dask.engine.encode import Region
 from fastcheck_dask.engine.plan import batches_of
@@ -15,7 +16,7 @@ _READERS = 4
 
 
 async def read_objects(
-    keys: list[str], stored: StoredCheckpoint, *, region: Region
+    keys: list[str], stored: StoredCheckpoint, *, region: Region, settle: Callable[[str], None]
 ) -> dict[str, int | FastCheckError]:
     """Read chunks and verify them.
 
@@ -25,8 +26,8 @@ async def read_objects(
         Data chunks.
     stored : StoredCheckpoint
         The checkpoint.
-    region : callable
-        Gives the memory of a chunk; called from the threads that read.
+    region, settle : callable
+        Give the memory of a chunk, and are told that it is there; called from the threads that read.
 
     Returns
     -------
@@ -39,9 +40,12 @@ async def read_objects(
     def read(batch: list[str]) -> None:
         for key in batch:
             try:
-                _, results[key] = stored.read(key, out=region(key))
+                _, received = stored.read(key, out=region(key))
             except FastCheckError as error:
                 results[key] = error
+            else:
+                settle(key)
+                results[key] = received
 
     batches = batches_of(keys, stored.manifest.nbytes_of, budget_bytes=_BATCH_BYTES)
 

@@ -14,23 +14,31 @@ import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
-from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.manifests import manifest_from_nodes
-from fastcheck_dask.engine.plan import Content
-from fastcheck_dask.engine.snapshot import describe
+from fastcheck_dask.engine.memories import (
+    FilledSlot,
+    LateFilledSlot,
+    Memory,
+    PlainMemory,
+    SlotMemory,
+    StateMemory,
+    slot_region,
+)
 from fastcheck_dask.errors import (
     CorruptDataError,
     FastCheckError,
+    LayoutError,
     ShardUnavailableError,
     TierError,
     UnrecoverableError,
 )
 from fastcheck_dask.ids import directory_name, parse_directory_name
-from fastcheck_dask.layout.chunks import ArraySpec, place
+from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.state import select, unflatten
+from fastcheck_dask.layout.state import select
+from fastcheck_dask.layout.targets import Filling, match
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
@@ -38,6 +46,8 @@ from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
+
+_MIXED = "the state given as into= was overwritten in part: load into it again, or make it anew"
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,39 @@ class Recovered:
     report: LoadReport
     #: The slot that now holds the checkpoint although it did not before: a delta base for the agent.
     filled: int | None
+
+
+@dataclass
+class Into:
+    """A live state to load into."""
+
+    state: Any = field(repr=False)
+    #: False: what does not fit is left alone.
+    strict: bool = True
+    #: Leaves that hold bits of a checkpoint, perhaps not all of them.
+    written: set[str] = field(default_factory=set)
+
+    def match(self, manifest: Manifest, include: str | list[str] | None) -> Filling:
+        """Say what goes where, and note that it is going to be written.
+
+        Raises
+        ------
+        LayoutError
+            If it does not fit, and nothing was written.
+        UnrecoverableError
+            If something was written that this checkpoint would leave as it is: the state would be a mixture.
+        """
+        try:
+            filling = match(manifest.tree, manifest.arrays, self.state, include=include, strict=self.strict)
+            left = sorted(self.written - filling.live.keys())
+        except LayoutError as error:
+            if not self.written:
+                raise
+            raise UnrecoverableError(_in_words(manifest), (str(error),)) from error
+        if left:
+            raise UnrecoverableError(_in_words(manifest), (f"it does not have, or not alike, {left[:4]}",))
+        self.written.update(filling.live)
+        return filling
 
 
 class Recovery:
@@ -70,6 +113,7 @@ class Recovery:
         free_slot: int | None = None,
         token: str | None = None,
         healthy: bool = False,
+        into: Into | None = None,
     ) -> Recovered | None:
         """Load the newest checkpoint that can be had complete, or the one with a tag.
 
@@ -87,6 +131,8 @@ class Recovery:
             Of the checkpoint with that tag, where all ranks have to load the same one.
         healthy : bool
             Skip the checkpoints that are flagged.
+        into : Into, optional
+            A live state whose tensors are filled in place.
 
         Returns
         -------
@@ -118,6 +164,7 @@ class Recovery:
                     manifest,
                     include,
                     skipped,
+                    into=into,
                     fill=fill,
                     late=late,
                     newest=candidate is found[0],
@@ -126,11 +173,15 @@ class Recovery:
                 for cause in getattr(error, "causes", ()):
                     log.debug("generation %d: %s", candidate.generation, cause)
                 if tag is not None:
-                    raise
+                    if into is None or not into.written:
+                        raise
+                    causes = getattr(error, "causes", ()) or (str(error),)
+                    raise UnrecoverableError(f"checkpoint {tag!r}", (*causes, _MIXED)) from error
                 why = f"generation {candidate.generation} ({candidate.tag}): {error}"
                 log.warning("skipped %s", why)
                 skipped.append(why)
-        raise UnrecoverableError("every committed checkpoint of the run", tuple(skipped))
+        mixed = [_MIXED] if into is not None and into.written else []
+        raise UnrecoverableError("every committed checkpoint of the run", (*skipped, *mixed))
 
     def _survey(self) -> tuple[Survey, TierError | None]:
         """List the object tier; an error of it is returned, since the other tiers may do without."""
@@ -184,17 +235,24 @@ class Recovery:
         include: str | list[str] | None,
         skipped: list[str],
         *,
+        into: Into | None,
         fill: int | None,
         late: bool,
         newest: bool,
     ) -> Recovered:
         started = time.monotonic()
-        paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
-        arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
         report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
-        memory = self._memory(
-            manifest, arrays, slot=candidate.slot, whole=include is None, fill=fill, late=late
-        )
+        memory: Memory
+        if into is not None:
+            filling = into.match(manifest, include)
+            tree, arrays = filling.tree, list(filling.arrays)
+            memory = StateMemory(filling, manifest, self._local, None if candidate.slot is not None else fill)
+        else:
+            paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
+            arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
+            memory = self._memory(
+                manifest, arrays, slot=candidate.slot, whole=include is None, fill=fill, late=late
+            )
         loader = ChunkLoader(
             manifest,
             memory.region,
@@ -203,13 +261,20 @@ class Recovery:
             stored=await asyncio.to_thread(self._stored, candidate, manifest),
             report=report,
             newest=newest,
+            settle=memory.settle,
         )
         keys = [chunk.key for spec in arrays for chunk in spec.chunks]
         try:
-            if candidate.slot is not None:
-                loader.take_local(keys, _slot_region(self._local, candidate.slot, manifest))
-            await loader.load(keys)
-            state = unflatten(tree, memory.hand_over, arrays=arrays)
+            if candidate.slot is None:
+                await loader.load(keys)
+            else:
+                in_slot = slot_region(self._local, candidate.slot, manifest)
+                damaged = loader.take_local(keys, in_slot)
+                await loader.load(keys)
+                for key in damaged:
+                    # The slot may be the base of the next save.
+                    np.copyto(in_slot(key), memory.region(key))
+            state = memory.state(tree, arrays)
         except BaseException:
             memory.abandon()
             raise
@@ -248,17 +313,17 @@ class Recovery:
         whole: bool,
         fill: int | None,
         late: bool,
-    ) -> _Memory:
+    ) -> Memory:
         if slot is not None and whole:
-            return _SlotMemory(self._local, slot, manifest)
+            return SlotMemory(self._local, slot, manifest)
         if fill is not None and slot is None:
             try:
                 if late:
-                    return _LateFilledSlot(self._local, fill, manifest)
-                return _FilledSlot(self._local, fill, manifest)
+                    return LateFilledSlot(self._local, fill, manifest)
+                return FilledSlot(self._local, fill, manifest)
             except TierError as error:
                 log.warning("the checkpoint is not kept in shared memory: %s", error)
-        return _PlainMemory(manifest, arrays)
+        return PlainMemory(manifest, arrays)
 
     async def _manifest(self, candidate: Candidate) -> Manifest:
         """Get the manifest from the nearest place that has it."""
@@ -288,6 +353,10 @@ class Recovery:
         )
 
 
+def _in_words(manifest: Manifest) -> str:
+    return f"generation {manifest.generation} ({manifest.tag}) into a state that another one was begun in"
+
+
 def _damaged_above(survey: Survey, generation: int) -> list[str]:
     """Say which newer checkpoints there may be, of which only the damaged marker is known."""
     names = ((marker, parse_directory_name(Path(marker.path).stem)) for marker in survey.damaged)
@@ -298,7 +367,7 @@ def _damaged_above(survey: Survey, generation: int) -> list[str]:
     ]
 
 
-def _kept(memory: _Memory, manifest: Manifest) -> int | None:
+def _kept(memory: Memory, manifest: Manifest) -> int | None:
     """Keep what was loaded in its slot; a load does not fail because that does."""
     try:
         return memory.keep(manifest)
@@ -313,117 +382,3 @@ def _checked(manifest: Manifest, candidate: Candidate) -> Manifest:
             f"a manifest of generation {manifest.generation} was found where {candidate.generation} should be"
         )
     return manifest
-
-
-def _slot_region(local: LocalTier, number: int, manifest: Manifest) -> Callable[[str], Bits]:
-    data = local.slots[number].data
-    content = Content(manifest.arrays, place(manifest.arrays), manifest.layout)
-
-    def region(key: str) -> Bits:
-        offset, nbytes = content.piece(key)
-        return data[offset : offset + nbytes]
-
-    return region
-
-
-class _Memory:
-    """Where the chunks of a load go, and what becomes of it."""
-
-    def region(self, key: str) -> Bits:
-        """Return the memory of a data chunk."""
-        raise NotImplementedError
-
-    def hand_over(self, spec: ArraySpec) -> Bits:
-        """Return the bits of an array in memory that the state may keep."""
-        raise NotImplementedError
-
-    def keep(self, manifest: Manifest) -> int | None:  # noqa: ARG002
-        """Note that everything is there; return the slot that holds it now, if it did not before."""
-        return None
-
-    def abandon(self) -> None:
-        """Note that the load failed."""
-
-
-class _PlainMemory(_Memory):
-    """Memory of the process: the state wraps it without another copy."""
-
-    def __init__(self, manifest: Manifest, arrays: list[ArraySpec]) -> None:
-        self._manifest = manifest
-        self._bits = {spec.path: np.empty(spec.nbytes, np.uint8) for spec in arrays}
-
-    def region(self, key: str) -> Bits:
-        chunk = self._manifest.chunks[key]
-        return self._bits[chunk.path][chunk.offset : chunk.offset + chunk.nbytes]
-
-    def hand_over(self, spec: ArraySpec) -> Bits:
-        return self._bits.pop(spec.path)
-
-
-class _SlotMemory(_Memory):
-    """A slot that holds the checkpoint already; the state gets a copy, damaged chunks are mended in place."""
-
-    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
-        self._slot = local.slots[number]
-        self._offsets = place(manifest.arrays).offsets
-        self._region = _slot_region(local, number, manifest)
-
-    def region(self, key: str) -> Bits:
-        return self._region(key)
-
-    def hand_over(self, spec: ArraySpec) -> Bits:
-        start = self._offsets[spec.path]
-        return self._slot.data[start : start + spec.nbytes].copy()
-
-
-class _FilledSlot(_SlotMemory):
-    """A free slot that becomes the local copy of the checkpoint."""
-
-    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
-        slot = local.slots[number]
-        slot.clear()
-        slot.reserve(place(manifest.arrays).total_bytes)
-        slot.begin(manifest.token, manifest.tag)
-        self._number = number
-        super().__init__(local, number, manifest)
-
-    def keep(self, manifest: Manifest) -> int | None:
-        document = describe(
-            token=manifest.token,
-            tag=manifest.tag,
-            created_unix=manifest.created_unix,
-            tree=manifest.tree,
-            arrays=manifest.arrays,
-        )
-        try:
-            self._slot.complete(document, place(manifest.arrays).total_bytes)
-            self._slot.seal(manifest.to_bytes())
-            self._slot.commit(manifest.generation)
-        except BaseException:
-            self._slot.clear()
-            raise
-        return self._number
-
-    def abandon(self) -> None:
-        self._slot.clear()
-
-
-class _LateFilledSlot(_PlainMemory):
-    """Memory of the process, copied into a slot once all is there: until then the slot's own stays."""
-
-    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
-        super().__init__(manifest, list(manifest.arrays))
-        self._local, self._number = local, number
-        self._handed_over: dict[str, Bits] = {}
-
-    def hand_over(self, spec: ArraySpec) -> Bits:
-        bits = self._handed_over[spec.path] = super().hand_over(spec)
-        return bits
-
-    def keep(self, manifest: Manifest) -> int | None:
-        slot = _FilledSlot(self._local, self._number, manifest)
-        arrays = self._bits | self._handed_over
-        for chunk in manifest.chunks.values():
-            bits = arrays[chunk.path]
-            np.copyto(slot.region(chunk.key), bits[chunk.offset : chunk.offset + chunk.nbytes])
-        return slot.keep(manifest)

@@ -17,6 +17,7 @@ from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.config import OnBusy, parse_shards, settings
 from fastcheck_dask.engine.load_report import LoadReport
+from fastcheck_dask.engine.recover import Into
 from fastcheck_dask.errors import (
     ClosedError,
     ConfigError,
@@ -322,6 +323,8 @@ class FastCheckManager:
         *,
         include: str | list[str] | None = None,
         fallback: Literal["any", "healthy"] = "any",
+        into: Any = None,
+        strict: bool = True,
     ) -> Any:
         """Bring a state back from the fastest source that has it.
 
@@ -336,11 +339,17 @@ class FastCheckManager:
         fallback : {"any", "healthy"}
             ``"healthy"`` skips checkpoints that are flagged (NaN or infinity where there was none before,
             nothing changed) as if they were damaged; not with `tag`.
+        into : object, optional
+            A state like the saved one, whose tensors (torch or numpy, any strides, any device) are filled in
+            place; plain values in it are not looked at. Names, shapes and dtypes are compared first.
+        strict : bool
+            With `into`: if False, tensors that only one side has, or has in another shape or dtype, are left
+            alone instead of refused, and the result lacks them.
 
         Returns
         -------
         object or None
-            The state; tensors are on the CPU. None if nothing was ever saved.
+            The state; tensors are on the CPU, or those of `into`. None if nothing was ever saved.
 
         Raises
         ------
@@ -349,7 +358,8 @@ class FastCheckManager:
         UnrecoverableError
             If there are checkpoints and no source could give one complete.
         LayoutError
-            If nothing matches `include`, or the checkpoint was saved with another `world_size`.
+            If nothing matches `include`, if the checkpoint does not fit `into` (which is unchanged then), or
+            was saved with another `world_size`.
         ConfigError
             If `fallback` is neither, or ``"healthy"`` with a tag or several ranks.
 
@@ -362,7 +372,8 @@ class FastCheckManager:
         healthy = check_fallback(fallback, tag, alone=self._place.alone)
         with self._alone("load"):
             self._settle()
-            recovered = self._stored.recover(tag, include, healthy=healthy)
+            target = None if into is None else Into(into, strict)
+            recovered = self._stored.recover(tag, include, into=target, healthy=healthy)
             if recovered is None:
                 return None
             self.last_load = recovered.report

@@ -7,7 +7,7 @@ import logging
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.candidates import tags_of
-from fastcheck_dask.engine.recover import Recovered, Recovery
+from fastcheck_dask.engine.recover import Into, Recovered, Recovery
 from fastcheck_dask.errors import (
     ConfigError,
     CoordinationError,
@@ -75,14 +75,16 @@ class Stored:
         where = self._place.location
         raise ConfigError(f"{where} has no committed checkpoint with the tag {tag!r} (yet)")
 
-    def recover(self, tag: str | None, include: str | list[str] | None, *, healthy: bool) -> Recovered | None:
+    def recover(
+        self, tag: str | None, include: str | list[str] | None, *, into: Into | None, healthy: bool
+    ) -> Recovered | None:
         """Bring a checkpoint back; see `FastCheckManager.load`."""
         if self._place.alone:
             try:
                 self._known().choose(tag)
             except CoordinationError as error:
                 log.warning("whether several ranks saved here since is not known: %s", error)
-            return self._recover_one(tag, include, healthy=healthy)
+            return self._recover_one(tag, include, into=into, healthy=healthy)
         known = self._known()
         joint = known.choose(tag)
         if joint is None:
@@ -91,7 +93,7 @@ class Stored:
             return None
         token = joint.tokens[self._place.me.rank]
         try:
-            return self._recover_one(joint.tag, include, token=token)
+            return self._recover_one(joint.tag, include, into=into, token=token)
         except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
             raise UnrecoverableError(
                 f"the part of rank {self._place.me.rank} of checkpoint {joint.tag!r}",
@@ -106,6 +108,7 @@ class Stored:
         tag: str | None,
         include: str | list[str] | None,
         *,
+        into: Into | None,
         token: str | None = None,
         healthy: bool = False,
     ) -> Recovered | None:
@@ -117,7 +120,13 @@ class Stored:
         try:
             recovery = Recovery(self._local, self._folder, clients_for(self._settings))
             loading = recovery.load(
-                records, tag=tag, include=include, free_slot=free, token=token, healthy=healthy
+                records,
+                tag=tag,
+                include=include,
+                free_slot=free,
+                token=token,
+                healthy=healthy,
+                into=into,
             )
             recovered = run_apart(loading)
             if recovered is not None and recovered.filled is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fastcheck_dask.engine import save
+from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
@@ -218,6 +219,22 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
 def quick_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait between two attempts to commit."""
     monkeypatch.setattr(save, "_COMMIT_RETRY", 0.0)
+
+
+@pytest.fixture
+def save_alone() -> Callable[..., Saved]:
+    """Return a function that saves without storage nodes, with a policy of compression."""
+
+    def save_alone(
+        run: Rig, state: Any, compression: CompressionPolicy | None = None, **options: Any
+    ) -> Saved:
+        snapshot = run.snapshot(state)
+        arguments = {"generation": 1, "seal": run.slot_of(snapshot).seal, "degraded": None} | options
+        return asyncio.run(
+            save_to_objects(RUN, snapshot, persister=run.persister, compression=compression, **arguments)
+        )
+
+    return save_alone
 
 
 def state_of(seed: int, *, step: int = 0, arrays: int = 5) -> dict[str, Any]:

@@ -382,7 +382,7 @@ def test_load_late_node_and_damaged_parity_never_gives_wrong_bytes(saved, impati
 
 
 def test_load_late_node_is_hedged_a_bounded_number_of_chunks_at_a_time(saved, impatient, monkeypatch):
-    monkeypatch.setattr("fastcheck_dask.engine.load._HEDGE_BYTES", 1)
+    monkeypatch.setattr("fastcheck_dask.engine.load._PARITY_BYTES", 1)
     asked = []
     saved.nodes["n3"].before["read"] = lambda request: asked.append(len(request["keys"]))
     Gate(saved.nodes["n0"])

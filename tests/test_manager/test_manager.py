@@ -72,7 +72,8 @@ def test_save_compression_is_as_set_and_told(make: Any, compression: str) -> Non
     handle = manager.save_async({"w": zeros_and_ones}, "a").wait("object")
     assert handle.stats["compressed"] is (compression != "never")
     assert (handle.stats["sent_bytes"] >= zeros_and_ones.nbytes) is (compression == "never")
-    assert handle.stats["encode_bytes_per_second"] is None
+    assert handle.stats["encode_bytes_per_second"] > 0
+    assert handle.stats["link_bytes_per_second"] > 0
     manager.close()
     assert make().load()["w"].tobytes() == zeros_and_ones.tobytes()
     assert (zarr.open_group(manager.path("a"), mode="r")["w"][:] == zeros_and_ones).all()
