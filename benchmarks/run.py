@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks import failover, inspection, memory, stall, tiers
+from benchmarks import failover, files, inspection, memory, stall, tiers
 from benchmarks.machine import console, describe
 
 
 def main() -> None:
     """Print all tables."""
     console.print(describe())
-    for benchmark in (stall, memory, tiers, failover, inspection):
+    for benchmark in (stall, memory, tiers, files, failover, inspection):
         benchmark.main()
 
 

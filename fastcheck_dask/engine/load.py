@@ -109,7 +109,7 @@ class ChunkLoader:
             )
 
     def take_local(self, keys: Iterable[str], slot_bits: Region) -> list[str]:
-        """Verify chunks of a slot, copy them unless they are in place; return those that are damaged there."""
+        """Verify chunks of a slot, and copy them unless they are in place; return those damaged there."""
         keys = list(keys)
         with ThreadPoolExecutor(_COPIERS) as copiers:
             taken = list(copiers.map(lambda key: self._take_from_slot(key, slot_bits(key)), keys))

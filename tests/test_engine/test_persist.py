@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import zarr
 
+from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.errors import (
     CommitConflictError,
     NodeUnavailableError,
     TierError,
+    TierFullError,
 )
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.object_store import open_store
@@ -38,12 +40,15 @@ class Recorder:
             return call
 
         def recorded(path, *arguments):
-            self.steps.append((name, path))
-            if self._fail_at is not None and len(self.steps) == self._fail_at:
-                raise TierError(f"injected at {name} {path}")
+            self.note(name, path)
             return call(path, *arguments)
 
         return recorded
+
+    def note(self, name, path):
+        self.steps.append((name, path))
+        if self._fail_at is not None and len(self.steps) == self._fail_at:
+            raise TierError(f"injected at {name} {path}")
 
 
 def written(steps):
@@ -319,6 +324,66 @@ def test_save_to_objects_fails_at_any_write_former_checkpoint_is_newest(rig, sta
     run.folder.store = store
     run.forget_local()
     assert states.same(run.recover().state, states.of(1, step=1))
+
+
+def test_save_to_objects_is_durable_before_the_root_and_the_marker_are_there(rig, states):
+    run = rig(nodes=0)
+    run.folder.store = store = Recorder(run.folder.store)
+    save_objects(run, states.of(1))
+    names = [name for name, _ in store.steps]
+    chunks = [n for n, (name, path) in enumerate(store.steps) if name == "write" and "/c/" in path]
+    assert chunks[-1] < names.index("sync") < names.index("create")
+
+
+@pytest.mark.parametrize("compression", ["always", "never", "auto"])
+def test_save_to_objects_compression_as_set_is_told_and_measured(rig, states, save_alone, compression):
+    run = rig(nodes=0)
+    saved = save_alone(run, states.of(1), CompressionPolicy(compression, 1))
+    assert saved.stats.compressed is (compression != "never")
+    assert (saved.stats.sent_bytes > saved.stats.raw_bytes) is (compression == "never")
+    assert saved.stats.encode_bytes_per_second > 0
+    assert saved.stats.link_bytes_per_second > 0
+    assert (run.encoder.jobs == []) is (compression == "never")
+    run.forget_local()
+    assert states.same(run.recover().state, states.of(1))
+
+
+def test_save_to_objects_raw_finds_no_room_is_compressed_after_all(rig, states, save_alone, monkeypatch):
+    run = rig(nodes=0)
+    policy = CompressionPolicy("auto", 1)
+    monkeypatch.setattr(policy, "compresses", lambda _: False)
+    write = run.persister._write_raw
+
+    async def full(*arguments):
+        await write(*arguments)
+        raise TierFullError("x", 2, 1, "free some room")
+
+    monkeypatch.setattr(run.persister, "_write_raw", full)
+    assert save_alone(run, states.of(1), policy).stats.compressed
+    monkeypatch.setattr(policy, "_mode", "never")
+    with pytest.raises(TierFullError):
+        save_alone(run, states.of(1), policy, generation=2)
+
+
+@pytest.mark.parametrize(("store_rate", "raw"), [(2.0, True), (0.01, False)])
+def test_save_to_objects_auto_goes_by_the_rate_of_the_store(
+    rig, states, save_alone, monkeypatch, store_rate, raw
+):
+    """Rates are bytes for each of a clock that only the store and the encoder move."""
+    monkeypatch.setattr("fastcheck_dask.engine.compression.MEASURED_FROM_BYTES", 1)
+    run = rig(nodes=0)
+    policy = CompressionPolicy("auto", 1)
+    observe = policy.observe
+
+    def measured(meter, *, compressed):
+        meter.encode_seconds = meter.raw_bytes / (1.0 if compressed else 1e6)
+        meter.link_seconds = meter.sent_bytes / store_rate
+        observe(meter, compressed=compressed)
+
+    monkeypatch.setattr(policy, "observe", measured)
+    for generation in range(1, 6):
+        saved = save_alone(run, states.of(1, step=generation), policy, generation=generation)
+    assert saved.stats.compressed is not raw
 
 
 def test_save_to_objects_state_without_arrays(rig):

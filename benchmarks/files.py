@@ -1,0 +1,230 @@
+"""Are plain files as fast as those of torch, and is compression faster where the store is slow?
+
+First: ``compression="never"`` without storage nodes, a folder on the disk and one in memory (where fsync is
+free), beside torch.save, torch.save with fsync of file and folder, and torch.distributed.checkpoint, each
+under a new name while the one before is removed; then the loads, from a warm cache. FastCheck's figures are
+those of the whole way, ``save_async(...).wait("object")`` and ``load()``; its files are durable when it says
+so, as those of torch.distributed.checkpoint are, and torch.save's are not unless that is said. Second: the
+same state through a store that passes a number of bytes in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from benchmarks.machine import spread, table
+from benchmarks.training import Training, nbytes
+from fastcheck_dask import FastCheckManager
+from fastcheck_dask.agent.encoder_pool import EncoderPool
+from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.persist import Persister
+from fastcheck_dask.engine.recover import Into, Recovery
+from fastcheck_dask.engine.save_objects import save_to_objects
+from fastcheck_dask.engine.snapshot import parse
+from fastcheck_dask.layout.state import flatten
+from fastcheck_dask.manager.snapshots import take_snapshot
+from fastcheck_dask.testing.slow_store import SlowStore, Throttle
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.local import LocalTier
+from fastcheck_dask.tiers.object_store import open_store
+
+WIDTH = 3400
+ROUNDS = 7
+SLOW_ROUNDS = 3
+RATES = (200e6, 50e6)
+
+Times = dict[str, list[float]]
+
+
+def _timed(times: Times, name: str, call: Callable[[], Any]) -> None:
+    started = time.perf_counter()
+    call()
+    times.setdefault(name, []).append(time.perf_counter() - started)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _zeros_like(tree: Any) -> Any:
+    """Return a state of the same tensors with other contents."""
+    if isinstance(tree, torch.Tensor):
+        return torch.zeros_like(tree)
+    if isinstance(tree, dict):
+        return {key: _zeros_like(value) for key, value in tree.items()}
+    return [_zeros_like(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def _save_rounds(folder: Path, manager: FastCheckManager, training: Training) -> Times:
+    """Save in turn with each; one checkpoint of each is left."""
+    times: Times = {}
+    for number in range(ROUNDS + 2):
+        training.steps(1)
+        state, into = training.state(), times if number >= 2 else {}
+        new, old = folder / f"{number}", folder / f"{number - 1}"
+        shutil.rmtree(old, ignore_errors=True)
+        new.mkdir()
+
+        def durable(state: Any = state, new: Path = new) -> None:
+            torch.save(state, new / "fsynced.pt")
+            _fsync(new / "fsynced.pt")
+            _fsync(new)
+
+        _timed(into, "torch.save", lambda: torch.save(state, new / "plain.pt"))  # noqa: B023
+        _timed(into, "torch.save + fsync", durable)
+        _timed(into, "DCP save", lambda: dcp.save(state, checkpoint_id=new / "dcp", no_dist=True))  # noqa: B023
+        name = f"step{number}"
+        _timed(into, "FastCheck", lambda: manager.save_async(state, name).wait("object"))  # noqa: B023
+        markers = manager._folder.committed()
+        for marker in markers[:-1]:
+            manager._folder.remove(marker.directory)
+    return times
+
+
+def _load_rounds(folder: Path, manager: FastCheckManager, state: Any) -> Times:
+    times: Times = {}
+    files = folder / f"{ROUNDS + 1}"
+    for number in range(ROUNDS + 1):
+        into, target = times if number else {}, _zeros_like(state)
+        _timed(into, "torch.load", lambda: torch.load(files / "plain.pt", weights_only=True))
+        _timed(into, "FastCheck", manager.load)
+        _timed(into, "DCP load", lambda: dcp.load(target, checkpoint_id=files / "dcp", no_dist=True))  # noqa: B023
+        _timed(into, "FastCheck into", lambda: manager.load(into=target))  # noqa: B023
+        assert torch.equal(target["model"]["0.weight"], state["model"]["0.weight"])
+    return times
+
+
+def plain(root: str | None, training: Training) -> tuple[list[str], list[str]]:
+    """Return one row of each table of plain files: saves and loads."""
+    with tempfile.TemporaryDirectory(dir=root) as name, tempfile.TemporaryDirectory(dir="/dev/shm") as local:
+        options: dict[str, Any] = {"compression": "never", "local_dir": local}
+        folder = Path(name)
+        with FastCheckManager(folder / "ckpts", **options) as manager:
+            saves = _save_rounds(folder, manager, training)
+        with FastCheckManager(folder / "ckpts", **options) as manager:
+            loads = _load_rounds(folder, manager, training.state())
+    where = "disk" if root is None else "memory"
+    return [where, *(spread(v, "ms", 1e3) for v in saves.values())], [
+        where,
+        *(spread(v, "ms", 1e3) for v in loads.values()),
+    ]
+
+
+class _ThrottledFile:
+    """A file whose bytes pass a throttle, for torch."""
+
+    def __init__(self, path: Path, mode: str, throttle: Throttle) -> None:
+        self._file, self._throttle = open(path, mode), throttle  # noqa: SIM115
+
+    def write(self, data: Any) -> int:
+        self._throttle.take(memoryview(data).nbytes)
+        return self._file.write(data)
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._file.read(size)
+        self._throttle.take(len(data))
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._throttle.take(count)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+async def slow(rate: float, training: Training) -> list[str]:
+    """Return one row of the table of slow stores."""
+    times: Times = {}
+    state = training.state()
+    pool = EncoderPool(max(1, (os.cpu_count() or 2) - 1))
+    await pool.start()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as local,
+        contextlib.closing(LocalTier("run", Path(local))) as tier,
+    ):
+        throttle = Throttle(rate)
+        folder = CheckpointFolder(SlowStore(open_store(f"{name}/ckpts"), throttle))
+        persister = Persister(name, folder, pool, None, None)  # type: ignore[arg-type]
+        policy = CompressionPolicy("auto", 1)
+        recovery = Recovery(LocalTier("none", Path(local) / "none"), folder, None)  # type: ignore[arg-type]
+        file = Path(name) / "torch.pt"
+        ratio = 0.0
+        for number in range(SLOW_ROUNDS):
+            with contextlib.closing(_ThrottledFile(file, "wb", throttle)) as out:
+                _timed(times, "torch.save", lambda: torch.save(state, out))
+            slot = tier.slots[0]
+            started = time.perf_counter()
+            take_snapshot(slot, flatten(state), f"step{number}")
+            snapshot = parse(slot.path, slot.read_draft())
+            saved = await save_to_objects(
+                "run",
+                snapshot,
+                generation=number + 1,
+                persister=persister,
+                compression=policy,
+                seal=slot.seal,
+                degraded=None,
+            )
+            times.setdefault("FastCheck", []).append(time.perf_counter() - started)
+            ratio = saved.stats.sent_bytes / saved.stats.raw_bytes
+            slot.clear()
+            with contextlib.closing(_ThrottledFile(file, "rb", throttle)) as source:
+                _timed(times, "torch.load", lambda: torch.load(source, weights_only=True))
+            target = _zeros_like(state)
+            started = time.perf_counter()
+            await recovery.load((), into=Into(target))
+            times.setdefault("FastCheck load", []).append(time.perf_counter() - started)
+            assert torch.equal(target["model"]["0.weight"], state["model"]["0.weight"])
+    await pool.close()
+    return [f"{rate / 1e6:.0f} MB/s", f"{ratio:.2f}", *(spread(v, "s") for v in times.values())]
+
+
+def main() -> None:
+    """Print the tables."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torch")
+    # That checkpoints were removed is not news here.
+    logging.getLogger("fastcheck_dask").setLevel(logging.ERROR)
+    training = Training(WIDTH)
+    training.steps(3)
+    size = f"{nbytes(training.state()) / 1e6:.0f} MB, fp32 weights and Adam moments"
+    rows = [plain(root, training) for root in (None, "/dev/shm")]
+    table(
+        f"Saves without compression; {size}",
+        ["folder on", "torch.save", "torch.save + fsync", "DCP save", "FastCheck"],
+        [saves for saves, _ in rows],
+    )
+    table(
+        "Loads, warm cache",
+        ["folder on", "torch.load", "FastCheck load()", "DCP load", "FastCheck load(into=)"],
+        [loads for _, loads in rows],
+    )
+    table(
+        'Through a slow store, compression="auto"',
+        ["store", "bytes / raw", "torch.save", "FastCheck", "torch.load", "FastCheck load(into=)"],
+        [asyncio.run(slow(rate, training)) for rate in RATES],
+    )
+
+
+if __name__ == "__main__":
+    main()
