@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -149,6 +150,7 @@ class Killing:
     def __init__(self, root, left, *, after):
         self._store, self._left, self._after = FolderStore(root), left, after
         self.location = self._store.location
+        self._lock = threading.Lock()
 
     def __getattr__(self, name):
         method = getattr(self._store, name)
@@ -156,11 +158,14 @@ class Killing:
             return method
 
         def call(*arguments):
-            self._left -= 1
-            if not self._left and not self._after:
+            # Several threads write.
+            with self._lock:
+                self._left -= 1
+                is_it = not self._left
+            if is_it and not self._after:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = method(*arguments)
-            if not self._left:
+            if is_it:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 

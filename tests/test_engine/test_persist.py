@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.object_writer import write_raw
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -352,13 +353,12 @@ def test_save_to_objects_raw_finds_no_room_is_compressed_after_all(rig, states, 
     run = rig(nodes=0)
     policy = CompressionPolicy("auto", 1)
     monkeypatch.setattr(policy, "compresses", lambda _: False)
-    write = run.persister._write_raw
 
-    async def full(*arguments):
-        await write(*arguments)
+    async def full(*arguments, **options):
+        await write_raw(*arguments, **options)
         raise TierFullError("x", 2, 1, "free some room")
 
-    monkeypatch.setattr(run.persister, "_write_raw", full)
+    monkeypatch.setattr("fastcheck_dask.engine.persist.write_raw", full)
     assert save_alone(run, states.of(1), policy).stats.compressed
     monkeypatch.setattr(policy, "_mode", "never")
     with pytest.raises(TierFullError):

@@ -122,11 +122,13 @@ def test_second_loss_takes_only_the_missing_chunks_from_the_object_tier(
     saved = run.save(states.of(1))
     run.persist(saved)
     read = []
-    original = type(run.folder).read_chunk
+    original = type(run.folder).read_chunk_into
     monkeypatch.setattr(
         type(run.folder),
-        "read_chunk",
-        lambda folder, directory, key: (read.append(key), original(folder, directory, key))[1],
+        "read_chunk_into",
+        lambda folder, directory, key, **into: (read.append(key), original(folder, directory, key, **into))[
+            1
+        ],
     )
     for name in ("n0", "n1"):
         run.nodes[name].down = True
