@@ -72,6 +72,7 @@ def state_of(nbytes: int) -> dict[str, Any]:
     return {f"w{n}": np.arange(nbytes // 5 // 4, dtype=np.int32) * (2 * n + 1) for n in range(5)}
 
 
+@pytest.mark.slow
 def test_load_into_a_state_takes_a_window_besides_from_every_tier(tmp_path, start):
     with StorageCluster(tmp_path / "nodes", 3) as cluster:
         options: dict[str, Any] = {"coordinator": cluster.coordinator, "compression": "never"}
@@ -100,6 +101,7 @@ def test_load_into_a_state_takes_a_window_besides_from_every_tier(tmp_path, star
         load_from("object")
 
 
+@pytest.mark.slow
 def test_four_processes_that_load_at_once_take_a_state_each_and_a_window(tmp_path, start):
     nbytes = STATE_BYTES // 2
     with FastCheckManager(tmp_path / "ckpts", local_dir=tmp_path / "local", compression="never") as manager:
