@@ -115,7 +115,8 @@ class Stored:
         records = self._records()
         link = self._agents.link()
         # Kept in shared memory only where the next save can be a delta against it.
-        free = link.free_slot() if self._peers else None
+        deltas = self._peers or self._settings.persist == "incremental"
+        free = link.free_slot() if deltas else None
         self._agents.at_work = free
         try:
             recovery = Recovery(self._local, self._folder, clients_for(self._settings))
