@@ -48,7 +48,7 @@ def test_load_every_source_and_either_way_gives_the_same_bits(rig, states, compr
         tensors = dict(state)
         filled = run.recover(into=Into(state))
         assert source in loaded.report.source
-        assert filled.report.source == loaded.report.source
+        assert source in filled.report.source
         assert states.same(loaded.state, wanted)
         assert states.same(filled.state, wanted)
         assert all(filled.state[key] is tensors[key] for key in wanted if key != "step")
@@ -147,7 +147,9 @@ def test_load_into_damaged_slot_is_mended(rig, states):
     run = rig()
     run.save(states.of(1))
     run.slot_of(run.base).data[77] ^= 1
-    assert run.recover(into=Into(blank(states))).report.source == "local+peers"
+    recovered = run.recover(into=Into(blank(states)))
+    assert recovered.report.source.startswith("local+")
+    assert states.same(recovered.state, states.of(1))
     assert run.recover().report.source == "local"
 
 
@@ -161,4 +163,4 @@ def test_load_into_keeps_a_copy_in_a_slot_that_has_the_room(rig, states, room):
     recovered = run.recover(into=Into(blank(states)), free_slot=0)
     assert recovered.filled == (0 if room else None)
     assert states.same(run.recover().state, states.of(1))
-    assert run.recover().report.source == ("local" if room else "peers")
+    assert (run.recover().report.source == "local") == room

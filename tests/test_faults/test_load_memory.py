@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from fastcheck_dask import FastCheckManager
+from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.ids import run_id_for
 from fastcheck_dask.testing.cluster import StorageCluster
 
 PROCESS = Path(__file__).with_name("loading_process.py")
@@ -80,6 +82,8 @@ def test_load_into_a_state_takes_a_window_besides_from_every_tier(tmp_path, star
         with contextlib.closing(manager):
             manager.save_async(state_of(STATE_BYTES), "t1").wait("object")
             manager.close(keep_local=True)
+        with contextlib.closing(connect(cluster.coordinator)) as connection:
+            nodes = connection.commits(run_id_for(str(tmp_path / "ckpts")))[-1].nodes
         loader = start("into", nbytes=STATE_BYTES, local="local", coordinator=cluster.coordinator)
         loader.wait_ready()
 
@@ -94,10 +98,12 @@ def test_load_into_a_state_takes_a_window_besides_from_every_tier(tmp_path, star
         for file in (tmp_path / "local").rglob("slot*"):
             file.unlink()
         load_from("peers")
-        cluster.kill("n0")
+        # The first two have the data, the third one their parity.
+        first, *others = nodes
+        cluster.kill(first)
         load_from("parity")
-        cluster.kill("n1")
-        cluster.kill("n2")
+        for name in others:
+            cluster.kill(name)
         load_from("object")
 
 

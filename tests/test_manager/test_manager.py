@@ -169,6 +169,46 @@ def test_load_include_reads_only_what_matches(make: Any, kit: Any) -> None:
         again.load(include="modle/*")
 
 
+def test_load_into_part_of_a_live_state_fills_that_and_names_what_does_not_fit(make: Any, kit: Any) -> None:
+    manager = make()
+    saved = {"model": {"a": torch.from_numpy(kit.noise(1)), "b": torch.ones(3)}, "opt": {"m": kit.noise(2)}}
+    manager.save_async(saved | {"step": 7}, "s").wait()
+    manager.close()
+    again = make()
+    state = {"model": {"a": torch.zeros(1024), "b": torch.zeros(3)}, "step": 0}
+    a = state["model"]["a"]
+    with pytest.raises(LayoutError, match=r"1 unexpected, the state has no such tensor: opt/m\. Nothing was"):
+        again.load(into=state)
+    assert not a.any()
+    found = again.load(into=state, include=["model/*", "step"])
+    assert found["step"] == 7
+    assert found["model"]["a"] is a
+    assert torch.equal(a, saved["model"]["a"])
+    assert sum(again.last_load.raw_bytes.values()) == a.nbytes
+    other = {"model": {"a": torch.zeros(1024), "b": torch.zeros(4), "new": torch.zeros(1)}}
+    with pytest.raises(LayoutError, match=r"1 missing .*: model/new; 1 of another .*: model/b \(checkpoint"):
+        again.load(into=other, include="model/*")
+    assert again.load(into=other, include="model/*", strict=False)["model"].keys() == {"a"}
+    assert torch.equal(other["model"]["a"], saved["model"]["a"])
+
+
+def test_load_gives_cpu_tensors_whatever_device_they_were_on_or_is_the_default(make: Any) -> None:
+    saved = {"w": torch.arange(1000.0), "s": torch.tensor(3), "device": torch.device("cuda:3")}
+    if torch.cuda.is_available():
+        saved |= {"w": saved["w"].cuda()}
+    manager = make()
+    manager.save_async(saved, "s").wait()
+    with torch.device("meta"):
+        found = manager.load()
+    assert found["device"] == torch.device("cuda:3")
+    assert all(torch.equal(found[name], saved[name].cpu()) for name in ("w", "s"))
+    assert all(found[name].device.type == "cpu" for name in ("w", "s"))
+    if torch.cuda.is_available():
+        state = {"w": torch.zeros(1000, device="cuda"), "s": torch.tensor(0)}
+        assert manager.load(into=state)["w"] is state["w"]
+        assert torch.equal(state["w"], saved["w"])
+
+
 def test_load_left_over_of_a_crash_is_no_checkpoint(make: Any, kit: Any, tmp_path: Path) -> None:
     first = make()
     first.save_async({"w": kit.noise(1)}, "good").wait()
