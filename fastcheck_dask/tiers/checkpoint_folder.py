@@ -43,8 +43,8 @@ _COMMITS = f"{PRIVATE}/commits"
 _PLANS = f"{PRIVATE}/plans"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
-#: Documents that are written at once.
-_WRITERS = 4
+#: Documents that are written at once: they are small, and all but nothing beside the wait for the disk.
+_WRITERS = 16
 #: A marker has some hundred bytes.
 _MARKER_LIMIT_BYTES = 64 * 2**10
 

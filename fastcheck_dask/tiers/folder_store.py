@@ -11,6 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,8 @@ TEMPORARY_PREFIX = ".tmp-"
 #: How often a call is made that fails for a reason that may pass, and the first pause; the next are doubled.
 ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 0.05
+#: Folders that are fsynced at once: each waits for the disk, which makes one wait of several.
+_SYNCERS = 8
 
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -210,10 +213,10 @@ class FolderStore:
         top = self._resolve(prefix) if prefix else self._root
         above = [p for p in top.parents if p == self._root or self._root in p.parents]
         try:
-            for folder, _, _ in os.walk(top, topdown=False, onerror=_reraise_unless_absent):
-                _fsync_folder(Path(folder))
-            for parent in above:
-                _fsync_folder(parent)
+            below = [Path(folder) for folder, _, _ in os.walk(top, onerror=_reraise_unless_absent)]
+            with ThreadPoolExecutor(_SYNCERS) as pool:
+                for _ in pool.map(_fsync_folder, below + above):
+                    pass
         except OSError as error:
             # Not repeated: the kernel reports a failed write-back once, a second fsync would succeed in vain.
             raise _explained(error, top, wanted_bytes=0) from error
