@@ -50,6 +50,7 @@ _FIELDS = {
     "close_timeout": "close_seconds",
     "commit_timeout": "commit_seconds",
     "max_shards": "max_shards",
+    "parity": "parity",
     "connect_timeout": "connect_seconds",
     "measure_links": "measure_links",
     "bandwidth_limit": "limit_bytes_per_second",
@@ -101,6 +102,8 @@ class Settings:
     #: How long a rank that has prepared waits for the others.
     commit_seconds: float
     max_shards: int
+    #: Parity shards of each save: so many storage nodes may be lost.
+    parity: int
     connect_seconds: float
     #: Whether automatic choice measures the links before the first save.
     measure_links: bool
@@ -176,6 +179,7 @@ def settings(**overrides: Any) -> Settings:
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
         commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
+        parity=get("parity", "peers.parity", _parity),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
         measure_links=get("measure_links", "peers.measure-links", _yes_or_no),
         limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
@@ -370,6 +374,13 @@ def _yes_or_no(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false is wanted")
     return value
+
+
+def _parity(value: Any) -> int:
+    # Yes and no are one and none.
+    if value not in (0, 1, 2):
+        raise ValueError("the number of parity shards is wanted: 0, 1 or 2")
+    return int(value)
 
 
 def _dscp(value: Any) -> int | None:

@@ -58,12 +58,19 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "encoder_cpus": (0,),
             "bandwidth_limit": 12_500_000,
             "measure_links": True,
+            "parity": 2,
             "metrics_host": "::1",
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
         assert by_option == by_field
         assert getattr(by_option, field) == value
     assert set(_FIELDS.values()) == {field.name for field in fields(Settings)}
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(0, 0), (1, 1), (2, 2), (False, 0), (True, 1)])
+def test_settings_parity_is_a_count_and_yes_is_one(value, wanted):
+    found = settings(parity=value).parity
+    assert (found, type(found)) == (wanted, int)
 
 
 @pytest.mark.parametrize("name", ["persist_evry", "timeout", "fastcheck"])
@@ -111,6 +118,10 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("bandwidth_limit", True),
         ("measure_links", "yes"),
         ("measure_links", 1),
+        ("parity", 3),
+        ("parity", -1),
+        ("parity", 1.5),
+        ("parity", "two"),
         ("dscp", -1),
         ("dscp", 64),
         ("dscp", "EF"),

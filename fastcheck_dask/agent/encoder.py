@@ -30,7 +30,7 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
     base = Slot(Path(message["base"]), readonly=True).data if message["base"] is not None else None
     at: int = message["window"]
     results: list[list[Any]] = []
-    for dtype, nbytes, pieces, base_pieces in message["tasks"]:
+    for dtype, nbytes, pieces, base_pieces, exponent in message["tasks"]:
         assert base is not None or base_pieces is None
         started = time.perf_counter()
         out = arena[at : at + max_encoded_nbytes(nbytes)]
@@ -41,6 +41,7 @@ def run_job(message: Message, arena: Bits, encoder: TaskEncoder) -> Message:
             nbytes=nbytes,
             out=out,
             compress=message["compress"],
+            exponent=exponent,
         )
         took = time.perf_counter() - started
         results.append([at, payload.nbytes, payload.digest, payload.crc32c, took, payload.nonfinite])

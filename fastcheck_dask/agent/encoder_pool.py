@@ -170,7 +170,7 @@ class EncoderPool:
                 "current": str(current),
                 "base": None if base is None else str(base),
                 "compress": self._compress and job.compress,
-                "tasks": [[t.dtype, t.nbytes, t.current, t.base] for t in job.tasks],
+                "tasks": [[t.dtype, t.nbytes, t.current, t.base, t.exponent] for t in job.tasks],
             }
         )
         return [self._chunk(t, r) for t, r in zip(job.tasks, reply["results"], strict=True)]

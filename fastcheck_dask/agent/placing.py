@@ -95,7 +95,9 @@ class Placing:
         arguments: dict[str, Any] = {
             "wanted": self._wanted,
             "max_shards": await self._max_shards(alive),
+            "parity": self._settings.parity,
             "previous": latest.nodes if latest else (),
+            "previous_shards": latest.shards if latest else None,
             "avoided": self._slow.avoided,
             "outlooks": self._prober.outlooks,
         }
@@ -108,7 +110,7 @@ class Placing:
                 # Nodes that are alive and full are not "too few": say what really stood in the way.
                 raise (cause if isinstance(cause, TierFullError) else error) from cause
         if cause is not None and choice.degraded is None and choice.shards == 0:
-            return Choice(0, False, (), str(cause))
+            return Choice(0, 0, (), str(cause))
         return choice
 
     async def _alive(self) -> Sequence[NodeInfo]:

@@ -53,13 +53,14 @@ class CommitRecord:
     token: str
     #: sha256 of the manifest's bytes, hex.
     manifest_digest: str
-    #: Names of the storage nodes by shard index, the parity node last; empty without a peer tier.
+    #: Names of the storage nodes by shard index, the parity nodes last; empty without a peer tier.
     nodes: tuple[str, ...]
     #: Data-port addresses in the same order.
     addresses: tuple[str, ...]
     #: Number of data shards; 0 without a peer tier.
     shards: int
-    parity: bool
+    #: Number of parity shards: so many nodes may be lost.
+    parity: int
     raw_bytes: int
     created_unix: float
     #: Whether the object tier has it, complete and with its commit marker.
@@ -67,7 +68,10 @@ class CommitRecord:
 
     def to_bytes(self) -> bytes:
         """Return the record as canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        # One parity shard is written as those wrote it who knew of no second one.
+        parity = self.parity if self.parity > 1 else bool(self.parity)
+        document = {**asdict(self), "parity": parity}
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CommitRecord:
@@ -75,6 +79,7 @@ class CommitRecord:
         try:
             fields = json.loads(data)
             fields["nodes"], fields["addresses"] = tuple(fields["nodes"]), tuple(fields["addresses"])
+            fields["parity"] = int(fields["parity"])
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise UnknownFormatError(f"commit record of {len(data)} bytes cannot be read: {error}") from error

@@ -61,11 +61,11 @@ class Recoverable(_Document):
 
 @dataclass(frozen=True)
 class Drill(_Document):
-    """What a restore drill found: a generation was rebuilt without one of its nodes."""
+    """What a restore drill found: a generation was rebuilt without as many of its nodes as may be lost."""
 
     generation: int
     tag: str
-    #: The node that was left out.
+    #: The nodes that were left out, with commas between them.
     left_out: str
     #: Whether every bit could be had, and had its digest.
     passed: bool

@@ -72,7 +72,7 @@ class Delivery:
     layout : Layout
         Which chunk belongs to which shard.
     nodes : sequence of NodeInfo
-        By shard, the parity node last.
+        By shard, the parity nodes last.
     latest : CommitRecord or None
         The newest committed generation: what deltas are made against.
     client : callable

@@ -15,7 +15,7 @@ from fastcheck_dask.layout.casts import is_cast
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.nonfinite import has_nonfinite
-from fastcheck_dask.layout.parity import combine
+from fastcheck_dask.layout.parity import HOLE, combine
 from fastcheck_dask.tiers.descriptors import Descriptor
 
 Bits = npt.NDArray[np.uint8]
@@ -59,9 +59,11 @@ def encoded_whole(manifest: Manifest, key: str, region: Region) -> tuple[Descrip
         bits, dtype = region(key), codec_dtype(manifest.chunks[key].dtype)
     else:
         assert manifest.layout is not None
-        members = [member for member in manifest.layout.position[key][0].members if member is not None]
-        bits = combine(map(region, members), np.empty(manifest.nbytes_of(key), np.uint8))
-        dtype = parity_dtype(manifest.chunks[member].dtype for member in members)
+        stripe, shard = manifest.layout.position[key]
+        parts = (HOLE if member is None else region(member) for member in stripe.members)
+        number = shard - manifest.layout.shards
+        bits = combine(parts, np.empty(manifest.nbytes_of(key), np.uint8), exponent=number)
+        dtype = parity_dtype(manifest.chunks[member].dtype for member in stripe.members if member is not None)
     payload = PrefixIndex(dtype=dtype).encode(bits)
     return Descriptor(
         key, dtype, bits.size, manifest.digests[key], checksum(payload), payload.nbytes
@@ -83,6 +85,7 @@ class TaskEncoder:
         nbytes: int,
         out: Bits,
         compress: bool = True,
+        exponent: int = 0,
     ) -> Payload:
         """Encode one task into `out`.
 
@@ -98,15 +101,17 @@ class TaskEncoder:
             At least ``max_encoded_nbytes(nbytes)`` long; receives the payload.
         compress : bool
             If False the payload is whole and as long as the bits, which takes little more than a copy.
+        exponent : int
+            Piece number i counts times 2 to the power of ``exponent * i``.
         """
-        raw = self._bits(0, *current, nbytes)
+        raw = self._bits(0, *current, nbytes, exponent=exponent)
         is_parity = len(current[1]) > 1
         if not compress:
             length = encode_raw_into(raw, out, dtype=dtype)
         elif base is None:
             length = PrefixIndex(dtype=dtype).encode_into(raw, out)
         else:
-            before = self._bits(1, *base, nbytes)
+            before = self._bits(1, *base, nbytes, exponent=exponent)
             if is_parity or nbytes <= _SAMPLE_FROM or delta_is_smaller(raw, before, dtype=dtype):
                 residual = "xor" if is_parity else "auto"
                 length = XorDelta(base=before, residual=residual, dtype=dtype).encode_into(raw, out)
@@ -116,10 +121,11 @@ class TaskEncoder:
         nonfinite = not is_parity and has_nonfinite(raw, dtype)
         return Payload(length, digest(raw), checksum(out[:length]), nonfinite)
 
-    def _bits(self, which: int, slot: Bits, pieces: tuple[Piece, ...], nbytes: int) -> Bits:
+    def _bits(self, which: int, slot: Bits, pieces: tuple[Piece, ...], nbytes: int, *, exponent: int) -> Bits:
         if len(pieces) == 1 and pieces[0][1] == nbytes:
             offset, length = pieces[0]
             return slot[offset : offset + length]
         if self._scratch[which].size < nbytes:
             self._scratch[which] = np.empty(nbytes, np.uint8)
-        return combine((slot[o : o + n] for o, n in pieces), self._scratch[which][:nbytes])
+        parts = (slot[o : o + n] for o, n in pieces)
+        return combine(parts, self._scratch[which][:nbytes], exponent=exponent)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -27,10 +27,12 @@ from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine.copies import give_copies
 from fastcheck_dask.engine.decode import decode_verified
 from fastcheck_dask.engine.encode import Bits, Region, digest
+from fastcheck_dask.engine.erasures import Erasure, rebuildable_now
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.objects import read_objects
 from fastcheck_dask.engine.pace import Pace
-from fastcheck_dask.engine.plan import batches_of, stripes_to_rebuild
+from fastcheck_dask.engine.parity_source import PARITY_BYTES, ParitySource
+from fastcheck_dask.engine.plan import batches_of
 from fastcheck_dask.errors import (
     FastCheckError,
     ShardUnavailableError,
@@ -38,8 +40,6 @@ from fastcheck_dask.errors import (
 )
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.parity import combine
-from fastcheck_dask.layout.stripes import Stripe, parity_nbytes
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient, Read
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
@@ -50,8 +50,6 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 8 * 2**20
 #: Threads that copy chunks out of shared memory.
 _COPIERS = 4
-#: Raw bytes of the parity chunks that are in memory at once, and of what is rebuilt of them.
-_PARITY_BYTES = 32 * 2**20
 #: Raw bytes of the sources of derived chunks that are in memory at once, if nobody asked for the sources.
 _SOURCE_BYTES = 64 * 2**20
 
@@ -96,6 +94,15 @@ class ChunkLoader:
         self._pace = Pace()
         #: Set when chunks have become good.
         self._progress = asyncio.Event()
+        self._from_parity = ParitySource(
+            manifest,
+            region,
+            good=self._good,
+            without=self._without_shards,
+            read=partial(self._from_shard, source=None),
+            take=self._take_computed,
+            refuse=self._lost,
+        )
 
     async def _give_copies(self) -> None:
         if self._record is not None:
@@ -190,7 +197,7 @@ class ChunkLoader:
     async def _from_nodes(self, keys: list[str]) -> None:
         if keys and self._record is not None and self._record.nodes and self._manifest.layout is not None:
             await self._from_peers(keys)
-            await self._from_parity([key for key in keys if key not in self._good])
+            await self._from_parity.rebuild_all(key for key in keys if key not in self._good)
 
     async def _from_sources(self, keys: list[str], *, asked: set[str]) -> None:
         """Make derived chunks of sources that are here, or that nobody asked for and the nodes give."""
@@ -240,7 +247,7 @@ class ChunkLoader:
             if shard not in self._without_shards:
                 by_shard.setdefault(shard, []).append(key)
         readers = {
-            asyncio.create_task(self._from_shard(shard, of_shard, self._region, "peers"))
+            asyncio.create_task(self._from_shard(shard, of_shard, self._region, "peers")): shard
             for shard, of_shard in by_shard.items()
         }
         try:
@@ -254,7 +261,9 @@ class ChunkLoader:
             if isinstance(result, Exception):
                 raise result
 
-    async def _watch(self, readers: Set[asyncio.Task[set[str]]], by_shard: dict[int, list[str]]) -> None:
+    async def _watch(
+        self, readers: Mapping[asyncio.Task[set[str]], int], by_shard: dict[int, list[str]]
+    ) -> None:
         """Wait until all is there or no node gives any more; rebuild meanwhile what late nodes owe."""
         wanted = {key for of_shard in by_shard.values() for key in of_shard}
         hedge: asyncio.Task[None] | None = None
@@ -266,8 +275,9 @@ class ChunkLoader:
                 if hedge is None or hedge.done():
                     if hedge is not None:
                         hedge.result()
-                    group = self._rebuildable(late, by_shard, wanted, tried)
-                    tried.update(key for _, key in group)
+                    ended = [shard for reader, shard in readers.items() if reader.done()]
+                    group = self._rebuildable(late, ended, by_shard, tried) if late else []
+                    tried.update(key for erasure in group for key in erasure.lost)
                     hedge = asyncio.create_task(self._rebuild_late(group)) if group else None
                 waits = {reader for reader in readers if not reader.done()} | ({hedge} if hedge else set())
                 progress = asyncio.create_task(self._progress.wait())
@@ -281,26 +291,28 @@ class ChunkLoader:
                 await asyncio.gather(hedge, return_exceptions=True)
 
     def _rebuildable(
-        self, late: list[int], by_shard: dict[int, list[str]], wanted: set[str], tried: set[str]
-    ) -> list[tuple[Stripe, str]]:
+        self, late: list[int], ended: list[int], by_shard: dict[int, list[str]], tried: set[str]
+    ) -> list[Erasure]:
         """Return a bounded number of chunks of late shards whose stripes are there otherwise."""
         assert self._manifest.layout is not None
         owed = (key for shard in late for key in by_shard[shard])
-        return stripes_to_rebuild(
+        return rebuildable_now(
             self._manifest.layout,
             (key for key in owed if key not in self._claimed and key not in tried),
             self._manifest.sizes,
-            awaited=wanted - self._good if late else (),
-            budget_bytes=_PARITY_BYTES,
+            awaited=set(chain.from_iterable(by_shard.values())) - self._good,
+            given_up={key for shard in ended for key in by_shard[shard]} - self._good,
+            budget_bytes=PARITY_BYTES,
         )
 
-    async def _rebuild_late(self, group: list[tuple[Stripe, str]]) -> None:
+    async def _rebuild_late(self, group: list[Erasure]) -> None:
         assert self._manifest.layout is not None
         assert self._record is not None
-        shards = {self._manifest.layout.position[key][1] for _, key in group}
+        lost = [key for erasure in group for key in erasure.lost]
+        shards = {self._manifest.layout.position[key][1] for key in lost}
         names = ", ".join(f"{self._record.nodes[shard]} (shard {shard})" for shard in sorted(shards))
-        log.warning("%d chunks that late nodes owe (%s) are rebuilt from parity", len(group), names)
-        await self._rebuild_group(group, self._manifest.layout.shards)
+        log.warning("%d chunks that late nodes owe (%s) are rebuilt from parity", len(lost), names)
+        await self._from_parity.rebuild(group)
         self._progress.set()
 
     async def _from_shard(self, shard: int, keys: list[str], region: Region, source: str | None) -> set[str]:
@@ -399,69 +411,12 @@ class ChunkLoader:
         self._report.count(source, self._manifest.sizes[key])
         self._progress.set()
 
-    async def _from_parity(self, keys: list[str]) -> None:
-        """Rebuild chunks that are the only one missing in their stripe, a bounded number at a time."""
-        layout = self._manifest.layout
-        if not keys or layout is None or not layout.parity or layout.shards in self._without_shards:
-            return
-        missing_in: dict[int, list[str]] = {}
-        for key in keys:
-            missing_in.setdefault(layout.position[key][0].id, []).append(key)
-        group: list[tuple[Stripe, str]] = []
-        size = 0
-        for lost in missing_in.values():
-            if len(lost) == 1 and self._asks_for_others(layout.position[lost[0]][0], lost[0]):
-                group.append((layout.position[lost[0]][0], lost[0]))
-                size += parity_nbytes(group[-1][0], self._manifest.sizes)
-            if size >= _PARITY_BYTES:
-                await self._rebuild_group(group, layout.shards)
-                group, size = [], 0
-        if group:
-            await self._rebuild_group(group, layout.shards)
-
-    def _asks_for_others(self, stripe: Stripe, key: str) -> bool:
-        members = enumerate(stripe.members)
-        return all(m in (None, key) or m in self._good or n not in self._without_shards for n, m in members)
-
-    async def _rebuild_group(self, group: list[tuple[Stripe, str]], parity_shard: int) -> None:
-        scratch: dict[str, Bits] = {}
-        wanted: dict[int, list[str]] = {parity_shard: [stripe.parity_key for stripe, _ in group]}
-        for stripe, lost in group:
-            for shard, member in enumerate(stripe.members):
-                # Only a partial load has not got the other members of a stripe already.
-                if member is not None and member != lost and member not in self._good:
-                    wanted.setdefault(shard, []).append(member)
-
-        def room(key: str) -> Bits:
-            return scratch.setdefault(key, np.empty(self._manifest.nbytes_of(key), np.uint8))
-
-        fetched = await asyncio.gather(
-            *(self._from_shard(shard, keys, room, None) for shard, keys in wanted.items())
-        )
-        came = set().union(*fetched)
-        rebuilt = await asyncio.gather(
-            *(asyncio.to_thread(self._rebuilt, stripe, lost, came, scratch) for stripe, lost in group)
-        )
-        for (_, key), bits in zip(group, rebuilt, strict=True):
-            # A late node may have given it after all.
-            if bits is not None and self._claim(key):
-                np.copyto(self._region(key), bits)
-                self._report.rebuilt.append(f"chunk {key} was rebuilt from parity")
-                self._is_good(key, "parity")
-
-    def _rebuilt(self, stripe: Stripe, key: str, came: set[str], scratch: dict[str, Bits]) -> Bits | None:
-        """Return the bits of a lost chunk, verified; None if they cannot be had."""
-        others = [k for k in stripe.members if k is not None and k != key]
-        if stripe.parity_key not in came or any(k not in self._good and k not in came for k in others):
-            return None
-        parts = [self._region(k) if k in self._good else scratch[k] for k in others]
-        whole = combine([scratch[stripe.parity_key], *parts], np.empty_like(scratch[stripe.parity_key]))
-        bits = whole[: self._manifest.sizes[key]]
-        found = digest(bits)
-        if found != self._manifest.digests[key]:
-            self._lost(f"chunk {key}: the parity of stripe {stripe.id} gives other bits ({found})")
-            return None
-        return bits
+    def _take_computed(self, key: str, bits: Bits) -> None:
+        """Take a verified chunk that was computed from parity, unless a late node gave it meanwhile."""
+        if self._claim(key):
+            np.copyto(self._region(key), bits)
+            self._report.rebuilt.append(f"chunk {key} was rebuilt from parity")
+            self._is_good(key, "parity")
 
     async def _from_objects(self, keys: list[str]) -> None:
         stored = self._stored

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fastcheck_dask.layout.chunks import ArraySpec, Chunk, Placement
 from fastcheck_dask.layout.dtypes import codec_dtype, itemsize_of
-from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
+from fastcheck_dask.layout.stripes import MAX_PARITY, Layout, Stripe, parity_nbytes
 
 #: Chunks that a message to one node carries or names: their descriptors have to fit its header.
 MESSAGE_CHUNKS = 512
@@ -47,13 +47,16 @@ class Task:
     """One chunk to encode: the XOR of `current` pieces, as it is or against the XOR of `base` pieces."""
 
     key: str
-    #: Shard number; the parity shard comes after the data shards. 0 without a peer tier.
+    #: Shard number; the parity shards come after the data shards. 0 without a peer tier.
     shard: int
     dtype: str
     nbytes: int
     current: tuple[Piece, ...]
     #: None: the chunk goes whole.
     base: tuple[Piece, ...] | None
+    #: Piece number i counts times 2 to the power of ``exponent * i``, see `layout.parity`: 1 for the second
+    #: parity chunk of a stripe, whose pieces are those of all shards, 0 for every other chunk.
+    exponent: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,9 +177,10 @@ def _stripe_tasks(content: Content, base: Content | None, whole: Collection[str]
             for shard, key in enumerate(stripe.members)
             if key is not None
         ]
-        if content.layout.parity:
-            before = None if stripe.parity_key in whole else old.get(stripe.id)
-            tasks.append(_parity_task(content, stripe, parity_nbytes(stripe, sizes), base, before))
+        nbytes = parity_nbytes(stripe, sizes)
+        for number, key in enumerate(stripe.parity_keys(content.layout.parity)):
+            before = None if key in whole else old.get(stripe.id)
+            tasks.append(_parity_task(content, stripe, nbytes, base, before, number=number))
         yield tasks
 
 
@@ -191,25 +195,31 @@ def _data_task(content: Content, key: str, shard: int, base: Content | None) -> 
 
 
 def _parity_task(
-    content: Content, stripe: Stripe, nbytes: int, base: Content | None, before: Stripe | None
+    content: Content, stripe: Stripe, nbytes: int, base: Content | None, before: Stripe | None, *, number: int
 ) -> Task:
-    members = [key for key in stripe.members if key is not None]
     pieces: tuple[Piece, ...] | None = None
     if base is not None and before is not None:
         # Beyond the new parity's end the old one does not matter: what was there has vanished.
-        pieces = tuple(
-            (offset, min(length, nbytes))
-            for offset, length in (base.piece(key) for key in before.members if key is not None)
-        )
+        pieces = tuple((at, min(length, nbytes)) for at, length in _pieces(base, before, number))
     assert content.layout is not None
     return Task(
-        stripe.parity_key,
-        content.layout.shards,
-        parity_dtype(content.chunks[key].dtype for key in members),
+        stripe.parity_keys(MAX_PARITY)[number],
+        content.layout.shards + number,
+        parity_dtype(content.chunks[key].dtype for key in stripe.members if key is not None),
         nbytes,
-        tuple(content.piece(key) for key in members),
+        tuple(_pieces(content, stripe, number)),
         pieces,
+        exponent=number,
     )
+
+
+def _pieces(content: Content, stripe: Stripe, number: int) -> Iterator[Piece]:
+    """Yield where the members of a stripe lie; for the second parity also that a hole is empty."""
+    for key in stripe.members:
+        if key is not None:
+            yield content.piece(key)
+        elif number:
+            yield 0, 0
 
 
 def parity_dtype(dtypes: Iterable[str]) -> str:
@@ -217,44 +227,3 @@ def parity_dtype(dtypes: Iterable[str]) -> str:
     widths = {itemsize_of(dtype) for dtype in dtypes}
     width = widths.pop() if len(widths) == 1 else 1
     return f"uint{8 * width}" if width in (1, 2, 4, 8) else "uint8"
-
-
-def stripes_to_rebuild(
-    layout: Layout,
-    keys: Iterable[str],
-    sizes: Mapping[str, int],
-    *,
-    awaited: Collection[str],
-    budget_bytes: int,
-) -> list[tuple[Stripe, str]]:
-    """Choose data chunks that can be rebuilt from parity now.
-
-    Parameters
-    ----------
-    layout : Layout
-        Of the checkpoint.
-    keys : iterable of str
-        The chunks that are missed.
-    sizes : mapping of str to int
-        Raw bytes of the data chunks.
-    awaited : collection of str
-        Chunks that are still on their way: a stripe that needs another one of them has to wait.
-    budget_bytes : int
-        Most raw bytes of the parity chunks, unless a single one has more.
-
-    Returns
-    -------
-    list of (Stripe, str)
-        Each chunk with its stripe; empty without parity.
-    """
-    group: list[tuple[Stripe, str]] = []
-    size = 0
-    for key in keys if layout.parity else ():
-        stripe = layout.position[key][0]
-        if any(member in awaited for member in stripe.members if member != key):
-            continue
-        size += parity_nbytes(stripe, sizes)
-        if group and size > budget_bytes:
-            break
-        group.append((stripe, key))
-    return group

@@ -29,7 +29,7 @@ class Wish(NamedTuple):
 
 @dataclass
 class Room:
-    """What one save asks for, and what it then sends. Shard by shard, the parity shard last."""
+    """What one save asks for, and what it then sends. Shard by shard, the parity shards last."""
 
     #: Raw sizes of the chunks of each shard.
     sizes: Sequence[Sequence[int]]
@@ -68,9 +68,8 @@ def shard_sizes(content: Content) -> list[list[int]]:
     assert layout is not None
     sizes = content.sizes_at_peers
     found = [[sizes[key] for key in layout.keys_of(shard)] for shard in range(layout.shards)]
-    if layout.parity:
-        found.append([parity_nbytes(stripe, sizes) for stripe in layout.stripes])
-    return found
+    of_parity = [parity_nbytes(stripe, sizes) for stripe in layout.stripes]
+    return found + [of_parity] * layout.parity
 
 
 class Reservations:

@@ -16,11 +16,12 @@ from fastcheck_dask.layout.casts import CAST_DTYPES, SOURCE_DTYPE
 from fastcheck_dask.layout.chunks import MAX_DIMENSIONS, ArraySpec, Chunk, is_contiguous
 from fastcheck_dask.layout.notes import Notes
 from fastcheck_dask.layout.paths import is_safe
-from fastcheck_dask.layout.stripes import Layout, Stripe, parity_nbytes
+from fastcheck_dask.layout.stripes import MAX_PARITY, Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
-#: A reader refuses every other. 2 has derived arrays, 3 has notes; without either, 1 is written.
-FORMAT_VERSIONS = (1, 2, 3)
+#: A reader refuses every other. 2 has derived arrays, 3 has notes, 4 two parity shards; without any, 1 is
+#: written.
+FORMAT_VERSIONS = (1, 2, 3, 4)
 #: How a derived array is made of its source; see `layout.casts`.
 _RULE = "cast"
 #: A manifest is parsed whole: this bounds what a damaged length can make a reader allocate.
@@ -43,7 +44,7 @@ class Manifest:
     digests: Mapping[str, str] = field(repr=False)
     #: None without a peer tier.
     layout: Layout | None = None
-    #: Names of the storage nodes by shard, the parity node last.
+    #: Names of the storage nodes by shard, the parity nodes last.
     nodes: tuple[str, ...] = ()
     #: Metrics, and what is suspicious.
     notes: Notes = field(default_factory=Notes)
@@ -87,16 +88,15 @@ class Manifest:
         return parity_nbytes(self.layout.position[key][0], self.sizes)
 
     def wanted_on(self, shard: int) -> dict[str, tuple[str, int]]:
-        """Return digest and raw bytes of each chunk of a shard; the parity shard comes after the others."""
+        """Return digest and raw bytes of each chunk of a shard; parity shards come after the others."""
         keys = () if self.layout is None else self.layout.keys_of(shard)
         return {key: (self.digests[key], self.nbytes_of(key)) for key in keys}
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal manifests have equal bytes."""
-        derived = any(spec.source is not None for spec in self.arrays)
         document = {
             "format": FORMAT,
-            "version": FORMAT_VERSIONS[2 if self.notes else derived],
+            "version": self._version(),
             "run": self.run,
             "generation": self.generation,
             "tag": self.tag,
@@ -120,15 +120,25 @@ class Manifest:
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
+    def _version(self) -> int:
+        """Return the smallest version that has all there is: a reader that is older can read it, too."""
+        if self.layout is not None and self.layout.parity > 1:
+            return 4
+        derived = any(spec.source is not None for spec in self.arrays)
+        return 3 if self.notes else 2 if derived else 1
+
     def _layout_document(self) -> dict[str, Any] | None:
         if self.layout is None:
             return None
+        parity = self.layout.parity
+        of_stripes = [[self.digests[key] for key in s.parity_keys(parity)] for s in self.layout.stripes]
         return {
             "shards": self.layout.shards,
-            "parity": self.layout.parity,
+            # One parity shard is as the versions before 4 say it.
+            "parity": parity if parity > 1 else bool(parity),
             "stripes": [
-                [s.id, list(s.members), self.digests[s.parity_key] if self.layout.parity else None]
-                for s in self.layout.stripes
+                [s.id, list(s.members), digests if parity > 1 else digests[0] if parity else None]
+                for s, digests in zip(self.layout.stripes, of_stripes, strict=True)
             ],
         }
 
@@ -177,8 +187,7 @@ class Manifest:
                 raise CorruptDataError("the stripes do not hold every chunk exactly once")
             if len(self.nodes) != self.layout.nodes_wanted:
                 raise CorruptDataError(f"{len(self.nodes)} nodes for {self.layout.nodes_wanted} shards")
-            if self.layout.parity:
-                expected |= {s.parity_key for s in self.layout.stripes}
+            expected |= {key for s in self.layout.stripes for key in s.parity_keys(self.layout.parity)}
         elif self.nodes:
             raise CorruptDataError(f"{len(self.nodes)} nodes and no layout")
         if set(self.digests) != expected:
@@ -241,10 +250,10 @@ def _moment(value: object) -> float:
     raise CorruptDataError(f"created_unix is {value!r}, not a time")
 
 
-def _flag(value: object, what: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise CorruptDataError(f"{what} is {value!r}, not true or false")
+def _parity(value: object) -> int:
+    if isinstance(value, bool) or (isinstance(value, int) and value == MAX_PARITY):
+        return int(value)
+    raise CorruptDataError(f"parity is {value!r:.80}, not true, false or {MAX_PARITY}")
 
 
 def _array(entry: dict[str, Any]) -> tuple[ArraySpec, list[str]]:
@@ -272,16 +281,17 @@ def _source(entry: dict[str, Any], path: str) -> str | None:
 
 def _layout(described: dict[str, Any], digests: dict[str, str]) -> Layout:
     """Read the stripes; the digests of the parity chunks are added to `digests`."""
-    shards, parity = _natural(described["shards"], "shards"), _flag(described["parity"], "parity")
+    shards, parity = _natural(described["shards"], "shards"), _parity(described["parity"])
     stripes: dict[int, Stripe] = {}
-    for number, members, digest in described["stripes"]:
+    for number, members, of_parity in described["stripes"]:
         keys = tuple(None if m is None else _text(m, "a chunk") for m in members)
         stripe = Stripe(_natural(number, "a stripe"), keys)
         if len(keys) != shards or not any(keys) or stripe.id in stripes:
             raise CorruptDataError(f"stripe {number} stands twice or has no fit members")
         stripes[stripe.id] = stripe
-        if parity:
-            digests[stripe.parity_key] = _text(digest, "a parity digest")
+        found = of_parity if isinstance(of_parity, list) else [of_parity][:parity]
+        for key, digest in zip(stripe.parity_keys(parity), found, strict=True):
+            digests[key] = _text(digest, "a parity digest")
     if shards < 1:
         raise CorruptDataError("a layout without shards")
     return Layout(shards, parity, tuple(stripes.values()))

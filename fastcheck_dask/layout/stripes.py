@@ -7,62 +7,79 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fastcheck_dask.errors import LayoutError
+from fastcheck_dask.layout.galois import ORDER
 
-_PARITY_PREFIX = "%parity/"
+#: Keys of the first and the second parity chunk of a stripe begin so.
+_PARITY_PREFIXES = ("%parity/", "%parity2/")
+#: Most parity shards.
+MAX_PARITY = len(_PARITY_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """One chunk per data shard (None is a hole) and, on the parity shard, their XOR."""
+    """One chunk per data shard (None is a hole) and, on each parity shard, one that is made of them."""
 
     id: int
     members: tuple[str | None, ...]
 
     @property
     def parity_key(self) -> str:
-        """Key of the parity chunk; no array can have it, for "%" is escaped in array paths."""
-        return f"{_PARITY_PREFIX}{self.id}"
+        """Key of the first parity chunk; no array can have it, for "%" is escaped in array paths."""
+        return f"{_PARITY_PREFIXES[0]}{self.id}"
+
+    def parity_keys(self, count: int) -> tuple[str, ...]:
+        """Return the keys of the first `count` parity chunks, in the order of their shards."""
+        return tuple(f"{prefix}{self.id}" for prefix in _PARITY_PREFIXES[:count])
 
 
 def is_parity_key(key: str) -> bool:
     """Say whether a chunk key names a parity chunk."""
-    return key.startswith(_PARITY_PREFIX)
+    return key.startswith(_PARITY_PREFIXES)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The stripes of a checkpoint over `shards` data shards, and whether there is a parity shard."""
+    """The stripes of a checkpoint over `shards` data shards, and how many parity shards there are."""
 
     shards: int
-    parity: bool
+    #: So many nodes may be lost, whichever they are. The parity shards come after the data shards.
+    parity: int
     stripes: tuple[Stripe, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.parity <= MAX_PARITY or (self.parity > 1 and self.shards > ORDER):
+            raise LayoutError(
+                f"{self.shards} data and {self.parity} parity shards: at most {MAX_PARITY} parity shards "
+                f"are possible, two of them with at most {ORDER} data shards"
+            )
 
     @property
     def nodes_wanted(self) -> int:
-        """Number of storage nodes: the data shards and the parity shard."""
-        return self.shards + int(self.parity)
+        """Number of storage nodes: the data shards and the parity shards."""
+        return self.shards + self.parity
 
     @cached_property
     def position(self) -> dict[str, tuple[Stripe, int]]:
-        """Stripe and shard of each chunk, the parity chunks (shard number `shards`) included."""
+        """Stripe and shard of each chunk, the parity chunks (shard number `shards` and the next) included."""
         found: dict[str, tuple[Stripe, int]] = {}
         for stripe in self.stripes:
             for shard, key in enumerate(stripe.members):
                 if key is not None:
                     found[key] = (stripe, shard)
-            if self.parity:
-                found[stripe.parity_key] = (stripe, self.shards)
+            for shard, key in enumerate(stripe.parity_keys(self.parity), self.shards):
+                found[key] = (stripe, shard)
         return found
 
     def keys_of(self, shard: int) -> tuple[str, ...]:
-        """Return the keys that lie on one shard, in stripe order; the parity shard has number `shards`."""
-        if shard == self.shards:
-            return tuple(s.parity_key for s in self.stripes) if self.parity else ()
+        """Return the keys that lie on one shard, in stripe order; parity shards come after the others."""
+        if shard >= self.shards:
+            of_shard = slice(shard - self.shards, shard - self.shards + 1)
+            return tuple(key for s in self.stripes for key in s.parity_keys(self.parity)[of_shard])
         return tuple(key for s in self.stripes if (key := s.members[shard]) is not None)
 
 
 def assign(
-    sizes: Mapping[str, int], *, shards: int, parity: bool = True, previous: Layout | None = None
+    sizes: Mapping[str, int], *, shards: int, parity: int = 1, previous: Layout | None = None
 ) -> Layout:
     """Deal chunks to shards.
 
@@ -76,8 +93,8 @@ def assign(
         Chunk keys and their raw bytes.
     shards : int
         Number of data shards, at least 1.
-    parity : bool
-        Whether there is a parity shard.
+    parity : int
+        Number of parity shards, at most `MAX_PARITY`.
     previous : Layout, optional
         Of the checkpoint that is the delta base; ignored if it has another number of shards.
 
@@ -117,7 +134,7 @@ def assign(
         kept.append(members)
         ids.append(next_id)
         next_id += 1
-    return Layout(shards, parity, tuple(Stripe(i, tuple(m)) for i, m in zip(ids, kept, strict=True)))
+    return Layout(shards, int(parity), tuple(Stripe(i, tuple(m)) for i, m in zip(ids, kept, strict=True)))
 
 
 def _fill_holes(
@@ -142,5 +159,5 @@ def _fill_holes(
 
 
 def parity_nbytes(stripe: Stripe, sizes: Mapping[str, int]) -> int:
-    """Return the raw bytes of a stripe's parity chunk: as long as its longest member."""
+    """Return the raw bytes of each parity chunk of a stripe: as long as its longest member."""
     return max((sizes[key] for key in stripe.members if key is not None), default=0)

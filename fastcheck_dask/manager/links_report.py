@@ -40,15 +40,18 @@ def run(console: Console, *, scheduler: str | None, coordinator: str | None) -> 
         session_seconds=found.session_seconds,
     )
     try:
-        nodes = [node for node in session.nodes() if node.state == "available"][: SHARDS_CAP + 1]
+        nodes = [node for node in session.nodes() if node.state == "available"][: SHARDS_CAP + found.parity]
     finally:
         session.close()
     if not nodes:
         raise TooFewNodesError(1, 0, "start some (`dask fastcheck storage`)")
-    show(console, nodes, asyncio.run(measure(nodes, clients_for(found))), encoders=found.encoders)
+    measured = asyncio.run(measure(nodes, clients_for(found)))
+    show(console, nodes, measured, encoders=found.encoders, parity=found.parity)
 
 
-def show(console: Console, nodes: list[NodeInfo], found: Bandwidths, *, encoders: int) -> None:
+def show(
+    console: Console, nodes: list[NodeInfo], found: Bandwidths, *, encoders: int, parity: int = 1
+) -> None:
     """Show the tables and the conclusions."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("node", no_wrap=True)
@@ -59,11 +62,11 @@ def show(console: Console, nodes: list[NodeInfo], found: Bandwidths, *, encoders
         table.add_row(node.name, node.rack, *(f"{rate / 1e6:.0f}" for rate in rates))
     table.add_row("all at once", "", f"{found.out / 1e6:.0f}", f"{found.into / 1e6:.0f}")
     console.print(table)
-    for line in conclusions(found, nodes=len(nodes), encoders=encoders):
+    for line in conclusions(found, nodes=len(nodes), encoders=encoders, parity=parity):
         console.print(line, highlight=False)
 
 
-def conclusions(found: Bandwidths, *, nodes: int, encoders: int) -> list[str]:
+def conclusions(found: Bandwidths, *, nodes: int, encoders: int, parity: int = 1) -> list[str]:
     """Say in words which settings fit the links.
 
     Returns
@@ -76,10 +79,11 @@ def conclusions(found: Bandwidths, *, nodes: int, encoders: int) -> list[str]:
         f"{found.one / 1e6:.0f} MB/s to one of them, so that {found.out / found.one:.2f} nodes take it all "
         f"(rounded up, at most {SHARDS_CAP})."
     ]
-    if nodes < found.shards + 1:
+    wanted = found.shards + parity
+    if nodes < wanted:
         lines.append(
-            f"That takes {found.shards + 1} nodes with the parity, and {nodes} are available: start "
-            f"{found.shards + 1 - nodes} more."
+            f"That takes {wanted} nodes with the parity, and {nodes} are available: start "
+            f"{wanted - nodes} more."
         )
     elif found.out / found.one > nodes - TOO_FEW_TO_TELL:
         lines.append(

@@ -68,7 +68,7 @@ class FastCheckManager:
         with; asked from the scheduler unless given. Without `scheduler` and `coordinator` there is no peer
         tier: checkpoints go to shared memory and to `checkpoint_dir`.
     num_shards : int or "auto"
-        Data shards; one storage node more holds their parity.
+        Data shards; one storage node more holds their parity (or none, or two, by the option ``parity``).
     run_id : str, optional
         Name of the run.
     on_busy : {"wait", "skip", "raise"}, optional
@@ -92,9 +92,10 @@ class FastCheckManager:
         ``full_hours``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say what stays in the
         object tier, everything unless one is given (see the guide of retention). And ``encoders``,
         ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
-        ``commit_timeout``, ``max_shards``, ``measure_links``, ``connect_timeout``, ``floor_bandwidth``,
-        ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``, ``coordinator_auth`` and what goes
-        with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``, as in ``fastcheck.yaml``.
+        ``commit_timeout``, ``max_shards``, ``parity``, ``measure_links``, ``connect_timeout``,
+        ``floor_bandwidth``, ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``,
+        ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``,
+        as in ``fastcheck.yaml``.
 
     Raises
     ------

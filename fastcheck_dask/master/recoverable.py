@@ -1,4 +1,4 @@
-"""Publish what could be recovered now, and rehearse it: a checkpoint is rebuilt without one of its nodes."""
+"""Publish what could be recovered now, and rehearse it: a checkpoint is rebuilt without some of its nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from itertools import combinations
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
@@ -66,7 +67,7 @@ def _can_do_without(
     """Say whether the nodes could give everything, some shards left out."""
     lost = lost | {s.shard for s in shards if s.condition in ("gone", "silent")}
     damaged = [s for s in shards if s.damaged and s.shard not in lost]
-    spare = int(record.parity)
+    spare = record.parity
     if len(lost) > spare or not damaged:
         return len(lost) <= spare
     if layout is None or any(len(s.damaged_keys) < s.damaged for s in damaged):
@@ -142,8 +143,8 @@ def publish(coordinator: Coordinator, leadership: Leadership, path: str, value: 
 class DrillDuty:
     """Rehearses a recovery of every run now and then, and publishes how it went.
 
-    Each drill leaves another node out. It needs as much memory as a repair, and reads at a bounded rate; what
-    it finds damaged the nodes drop, and it is repaired.
+    Each drill leaves other nodes out, as many as there are parity shards. It needs as much memory as a
+    repair, and reads at a bounded rate; what it finds damaged the nodes drop, and it is repaired.
 
     Parameters
     ----------
@@ -206,7 +207,8 @@ class DrillDuty:
             await asyncio.to_thread(publish, self._coordinator, leadership, drill_path(run), drill.to_bytes())
 
     async def _drill(self, record: CommitRecord) -> Drill:
-        left_out = self._drills[record.run] % len(record.nodes)
+        choices = list(combinations(range(len(record.nodes)), record.parity))
+        left_out = choices[self._drills[record.run] % len(choices)]
         started, why, nbytes = self._clock.now(), "", 0
         try:
             causes: list[str] = []
@@ -219,7 +221,7 @@ class DrillDuty:
         return Drill(
             generation=record.generation,
             tag=record.tag,
-            left_out=record.nodes[left_out],
+            left_out=", ".join(record.nodes[shard] for shard in left_out),
             passed=not why,
             why=why,
             raw_bytes=nbytes,
@@ -227,11 +229,11 @@ class DrillDuty:
             finished_unix=time.time(),
         )
 
-    async def _rebuild(self, manifest: Manifest, record: CommitRecord, left_out: int) -> int:
-        """Load every chunk without one shard and let it go; return the raw bytes."""
+    async def _rebuild(self, manifest: Manifest, record: CommitRecord, left_out: tuple[int, ...]) -> int:
+        """Load every chunk without some shards and let it go; return the raw bytes."""
         assert manifest.layout is not None
         keys = [key for stripe in manifest.layout.stripes for key in stripe.members if key is not None]
-        batches = loaded(manifest, keys, record=record, client=self._client, without=(left_out,))
+        batches = loaded(manifest, keys, record=record, client=self._client, without=left_out)
         total = 0
         async with aclosing(batches):
             async for batch, _ in batches:

@@ -48,7 +48,7 @@ def repair_plan(
         Of the object tier; None if it does not have the generation.
     """
     gone = [s for s in shards if s.condition == "gone" or (s.condition == "silent" and s.node in given_up)]
-    if len(gone) > int(record.parity) and location is None:
+    if len(gone) > record.parity and location is None:
         names = ", ".join(s.node for s in gone)
         return RepairPlan(
             hopeless=f"generation {record.generation} of run {record.run} has lost {len(gone)} shards "

@@ -24,6 +24,8 @@ _SLOW_SECONDS: Final = 0.1
 _CLOCK_SECONDS: Final = 2.0
 #: A node that is slower than this share of the median holds up every save.
 _SLOW_SHARE: Final = 0.5
+#: In words, how many nodes parity lacks.
+_MORE: Final = ("none", "one", "two")
 
 
 def cluster(
@@ -55,7 +57,8 @@ def cluster(
     except FastCheckError as error:
         advice = "start it, or correct the URL or the credentials; see the guide on coordination"
         return [*found, Finding("coordinator", "problem", str(error), advice)]
-    found += [*nodes(seen, settings.max_shards), *clocks(seen.nodes, seen.unix), *versions(seen.nodes)]
+    found += nodes(seen, settings.max_shards, parity=settings.parity)
+    found += [*clocks(seen.nodes, seen.unix), *versions(seen.nodes)]
     if links:
         found += _links(seen.nodes, settings)
     return found
@@ -85,18 +88,21 @@ def _coordinator(session: Coordinator, url: str) -> Finding:
     return Finding("coordinator", "ok", found)
 
 
-def nodes(seen: Cluster, max_shards: int) -> list[Finding]:
+def nodes(seen: Cluster, max_shards: int, *, parity: int = 1) -> list[Finding]:
     """Judge the storage nodes. Pure."""
     usable = [node for node in seen.nodes if node.state == "available"]
     found = f"{len(usable)} of {len(seen.nodes)} are available"
     findings = []
     if not usable:
         findings.append(Finding("storage nodes", "problem", found, "start some: dask fastcheck storage"))
-    elif len(usable) < 2:
-        advice = "start at least one more: parity needs a node of its own"
+    elif len(usable) < parity + 1:
+        lacking = _MORE[parity + 1 - len(usable)]
+        advice = f"start at least {lacking} more: each parity shard needs a node of its own"
         findings.append(Finding("storage nodes", "advice", found, advice))
-    elif len(usable) < max_shards + 1:
-        advice = f"{max_shards} data shards and their parity take {max_shards + 1} (peers.max-shards)"
+    elif len(usable) < (wanted := max_shards + parity):
+        advice = (
+            f"{max_shards} data and {parity} parity shards take {wanted} (peers.max-shards, peers.parity)"
+        )
         findings.append(Finding("storage nodes", "advice", found, advice))
     else:
         findings.append(Finding("storage nodes", "ok", found))
@@ -109,7 +115,7 @@ def nodes(seen: Cluster, max_shards: int) -> list[Finding]:
             advice = "loads take them from parity; if there are more again, change the machine's memory"
             findings.append(Finding(f"node {node.info.name}", "problem", f"{damaged} damaged chunks", advice))
     if len(usable) > 1 and len({node.info.rack for node in usable}) == 1:
-        advice = "say where each node is (--rack), so that parity is put into another rack"
+        advice = "say where each node is (--rack), so that parity is put into other racks"
         findings.append(Finding("racks", "advice", f"all nodes are in rack {usable[0].info.rack}", advice))
     return findings
 
@@ -149,7 +155,8 @@ def versions(found: Sequence[NodeView]) -> list[Finding]:
 
 
 def _links(found: Sequence[NodeView], settings: Settings) -> list[Finding]:
-    asked = [node.info for node in found if node.state == "available"][: settings.max_shards + 1]
+    usable = [node.info for node in found if node.state == "available"]
+    asked = usable[: settings.max_shards + settings.parity]
     if not asked:
         return []
     try:

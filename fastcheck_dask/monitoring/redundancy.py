@@ -9,8 +9,9 @@ from typing import Any, Literal
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.layout.stripes import Layout
 
-#: *redundant*: any one storage node may go. *degraded*: it can be had, and the next loss may be one too many,
-#: or it has to come from the object tier. *lost*: neither storage nodes nor object tier have it.
+#: *redundant*: nothing is missing, and any one storage node may go. *degraded*: it can be had, and fewer may
+#: go than if nothing was missing, or it has to come from the object tier. *lost*: neither storage nodes nor
+#: object tier have it.
 Level = Literal["redundant", "degraded", "lost"]
 #: The better, the smaller.
 RANK: Mapping[Level, int] = {"redundant": 0, "degraded": 1, "lost": 2}
@@ -39,6 +40,8 @@ class Verdict:
     why: str
     #: Nodes without it, or with damage in it.
     missing: tuple[str, ...] = field(default=())
+    #: So many nodes more may die, whichever they are, and the others still give all of it.
+    may_die: int = 0
 
 
 def holding_in(report: Mapping[str, Any], record: CommitRecord) -> Holding:
@@ -54,10 +57,10 @@ def holding_in(report: Mapping[str, Any], record: CommitRecord) -> Holding:
 
 
 def needs_layout(record: CommitRecord, holdings: Mapping[str, Holding]) -> bool:
-    """Say whether only the stripes tell if parity is enough: more than one node lacks something."""
+    """Say whether only the stripes tell if parity is enough: more nodes lack something than it covers."""
     hurt = _hurt(record, holdings)
     whole = [name for name in hurt if not holdings[name].there or not holdings[name].complete]
-    return record.parity and len(hurt) > 1 and len(whole) < 2
+    return len(hurt) > record.parity >= max(1, len(whole))
 
 
 def judge(record: CommitRecord, holdings: Mapping[str, Holding], layout: Layout | None = None) -> Verdict:
@@ -74,12 +77,13 @@ def judge(record: CommitRecord, holdings: Mapping[str, Holding], layout: Layout 
     """
     hurt = _hurt(record, holdings)
     missing = tuple(hurt)
+    may_die = max(0, record.parity - len(hurt))
     if record.nodes and not hurt:
         if record.parity or record.persisted:
-            return Verdict("redundant", "all nodes have it")
-        return Verdict("degraded", "its node has it, without parity, and the object tier not yet")
-    if record.nodes and record.parity and (len(hurt) == 1 or _rebuildable(record, holdings, layout)):
-        return Verdict("degraded", f"from parity: {_described(hurt, holdings)}", missing)
+            return Verdict("redundant", "all nodes have it", may_die=may_die)
+        return Verdict("degraded", "its nodes have it, without parity, and the object tier not yet")
+    if record.nodes and (len(hurt) <= record.parity or _rebuildable(record, holdings, layout)):
+        return Verdict("degraded", f"from parity: {_described(hurt, holdings)}", missing, may_die)
     if not record.nodes and record.persisted:
         # Without storage nodes this is all that was wanted.
         return Verdict("redundant", "the object tier has it")
@@ -114,7 +118,7 @@ def _described(hurt: Sequence[str], holdings: Mapping[str, Holding]) -> str:
 
 
 def _rebuildable(record: CommitRecord, holdings: Mapping[str, Holding], layout: Layout | None) -> bool:
-    """Say whether no stripe lacks more than one of its chunks."""
+    """Say whether no stripe lacks more of its chunks than it has parity chunks."""
     if layout is None or not needs_layout(record, holdings):
         return False
     lost: set[str] = set()
@@ -125,7 +129,6 @@ def _rebuildable(record: CommitRecord, holdings: Mapping[str, Holding], layout: 
         else:
             lost |= held.damaged
     for stripe in layout.stripes:
-        keys = [key for key in (*stripe.members, stripe.parity_key) if key is not None]
-        if sum(key in lost for key in keys) > 1:
+        if sum(key in lost for key in (*stripe.members, *stripe.parity_keys(record.parity))) > record.parity:
             return False
     return True

@@ -102,7 +102,7 @@ def _newest(latest: CommitRecord, now: float) -> tuple[str, str, str, str, str]:
         str(latest.generation),
         latest.tag,
         "yes" if latest.persisted else "no",
-        "yes" if latest.parity else "no",
+        str(latest.parity),
         duration(now - latest.created_unix),
     )
 
@@ -111,7 +111,7 @@ def _recoverable(run: RunView) -> Text:
     if run.verdict is None:
         return Text("nothing was committed")
     text = Text(run.verdict.level, style=_COLOURS[run.verdict.level])
-    text.append(f": {run.verdict.why}", style="default")
+    text.append(f": {run.verdict.why}{_may_die(run)}", style="default")
     if run.verdict.level == "lost":
         older = (
             "no older one either" if run.recoverable is None else f"generation {run.recoverable} can be had"
@@ -120,6 +120,15 @@ def _recoverable(run: RunView) -> Text:
     if run.published is not None:
         text.append(f" (the master says: {_plain(run.published)})", style="dim")
     return text
+
+
+def _may_die(run: RunView) -> str:
+    """Say how many nodes may still die, where there is parity."""
+    latest, verdict = run.status.latest, run.verdict
+    if latest is None or not latest.parity or verdict is None or verdict.level == "lost":
+        return ""
+    count = verdict.may_die
+    return f"; {count or 'no'} node{'' if count < 2 else 's'} may die"
 
 
 def _plain(published: Mapping[str, Any]) -> str:

@@ -12,15 +12,18 @@ from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.errors import TooFewNodesError
 from fastcheck_dask.placement.outlook import UNKNOWN, Outlook
 
+#: In words, by the number of parity shards.
+_SURVIVED: Final = ("none", "any one", "any two")
 _NOTHING_KNOWN: Final[Mapping[str, Outlook]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The nodes of a save by shard, the parity node last, and what was given up to get there."""
+    """The nodes of a save by shard, the parity nodes last, and what was given up to get there."""
 
     shards: int
-    parity: bool
+    #: Number of parity shards.
+    parity: int
     nodes: tuple[NodeInfo, ...]
     #: Why this is less than was wanted; None when it is not.
     degraded: str | None = None
@@ -31,7 +34,9 @@ def choose(
     *,
     wanted: int | None,
     max_shards: int,
+    parity: int = 1,
     previous: Sequence[str] = (),
+    previous_shards: int | None = None,
     excluded: Collection[str] = (),
     avoided: Collection[str] = (),
     outlooks: Mapping[str, Outlook] = _NOTHING_KNOWN,
@@ -50,8 +55,12 @@ def choose(
         Number of data shards if it was given explicitly; None for automatic.
     max_shards : int
         Most data shards that automatic choice uses.
+    parity : int
+        Number of parity shards that are wanted; each takes a node more.
     previous : sequence of str
-        Node names by shard of the checkpoint that is the delta base, the parity node last.
+        Node names by shard of the checkpoint that is the delta base, the parity nodes last.
+    previous_shards : int, optional
+        How many of these have data shards; all but one unless given.
     excluded : collection of str
         Nodes that failed during this save.
     avoided : collection of str
@@ -67,33 +76,47 @@ def choose(
     Raises
     ------
     TooFewNodesError
-        If `wanted` was explicit and fewer than `wanted` + 1 nodes can be used.
+        If `wanted` was explicit and fewer than `wanted` + `parity` nodes can be used.
     """
     usable = [n for n in alive if n.state == "available" and n.name not in excluded]
-    if wanted is not None:
-        if len(usable) < wanted + 1:
-            raise TooFewNodesError(
-                wanted + 1,
-                len(usable),
-                "start more (`dask fastcheck storage`), or use "
-                f"num_shards={max(1, len(usable) - 1)} or 'auto'",
-            )
-        return Choice(wanted, True, _fill(usable, wanted + 1, previous, avoided, outlooks))
-    if not usable:
-        return Choice(0, False, (), "no storage node is alive: only the object tier protects this checkpoint")
-    if len(usable) == 1:
-        return Choice(
-            1, False, tuple(usable), "one storage node is alive: no storage node may be lost (no parity)"
-        )
-    shards = min(max_shards, len(usable) - 1)
+    before = len(previous) - 1 if previous_shards is None else previous_shards
     degraded = None
-    if shards < max_shards and previous and shards < len(previous) - 1:
-        before = len(previous) - 1
-        degraded = (
-            f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}; "
-            "any one of them may still be lost"
-        )
-    return Choice(shards, True, _fill(usable, shards + 1, previous, avoided, outlooks), degraded)
+    if wanted is not None:
+        if len(usable) < wanted + parity:
+            raise TooFewNodesError(wanted + parity, len(usable), _advice(len(usable), parity))
+        shards = wanted
+    elif not usable:
+        return Choice(0, 0, (), "no storage node is alive: only the object tier protects this checkpoint")
+    else:
+        wished, parity = parity, min(parity, len(usable) - 1)
+        shards = min(max_shards, len(usable) - parity)
+        if parity < wished:
+            degraded = _less_parity(parity, wished)
+        elif shards < max_shards and previous and shards < before:
+            degraded = (
+                f"{len(usable)} storage nodes are alive: {shards} data shards instead of {before}; "
+                f"{_SURVIVED[parity]} of them may still be lost"
+            )
+    if len(previous) != shards + parity and before == shards:
+        # Only the parity is another one: the data shards stay, and so does the first parity shard.
+        previous = [*previous, *[""] * parity][: shards + parity]
+    return Choice(shards, parity, _fill(usable, shards + parity, previous, avoided, outlooks), degraded)
+
+
+def _advice(usable: int, parity: int) -> str:
+    fewer = ", or fewer parity shards" if parity > 1 else ""
+    return (
+        f"start more (`dask fastcheck storage`), or use num_shards={max(1, usable - parity)} or 'auto'{fewer}"
+    )
+
+
+def _less_parity(parity: int, wished: int) -> str:
+    if not parity:
+        return "one storage node is alive: no storage node may be lost (no parity)"
+    return (
+        f"two storage nodes are alive: {parity} parity shard instead of {wished}; "
+        "one storage node may be lost, not two"
+    )
 
 
 def replacement(

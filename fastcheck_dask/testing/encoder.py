@@ -60,6 +60,7 @@ class InlineEncoder:
             nbytes=task.nbytes,
             out=out,
             compress=compress,
+            exponent=task.exponent,
         )
         return EncodedChunk(
             key=task.key,

@@ -23,7 +23,7 @@ records = st.builds(
     nodes=st.lists(texts, max_size=3).map(tuple),
     addresses=st.lists(texts, max_size=3).map(tuple),
     shards=st.integers(0, 5),
-    parity=st.booleans(),
+    parity=st.integers(0, 2),
     raw_bytes=st.integers(0),
     created_unix=st.floats(allow_nan=False, allow_infinity=False),
     persisted=st.booleans(),
@@ -38,6 +38,15 @@ def test_node_info_any_text_round_trips(info):
 @given(records)
 def test_commit_record_any_fields_round_trip(record):
     assert CommitRecord.from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize(("parity", "written"), [(0, b"false"), (1, b"true"), (2, b"2")])
+def test_commit_record_says_of_one_parity_shard_what_older_versions_said(parity, written):
+    record = CommitRecord("run", 1, "t", "k", "", ("a",), ("b",), 1, parity, 1, 1.0)
+    data = record.to_bytes()
+    assert b'"parity":' + written + b"," in data
+    found = CommitRecord.from_bytes(data)
+    assert (found.parity, type(found.parity), found.to_bytes()) == (parity, int, data)
 
 
 def test_node_info_field_of_newer_version_is_dropped():

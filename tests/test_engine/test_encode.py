@@ -45,19 +45,21 @@ pieces = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200)), min_size=
     pieces,
     st.none() | pieces,
     st.sampled_from(["float32", "bfloat16", "uint8", "complex64", "float8_e4m3fn"]),
+    st.integers(0, 1),
 )
-def test_encode_any_pieces_decodes_to_their_xor_and_describes_it(seed, current, base, dtype):
+def test_encode_any_pieces_decodes_to_their_sum_and_describes_it(seed, current, base, dtype, exponent):
     slot, old = floats(seed, 125), floats(seed + 100, 125)
     nbytes = max(1, *(length for _, length in current))
     base = None if base is None else tuple((offset, min(length, nbytes)) for offset, length in base)
-    want = combine((slot[o : o + n] for o, n in current), np.empty(nbytes, np.uint8))
-    encoder = TaskEncoder()
+    want = combine((slot[o : o + n] for o, n in current), np.empty(nbytes, np.uint8), exponent=exponent)
+    before = None if base is None else (old, base)
     described, payload = encode(
-        encoder, (slot, current), None if base is None else (old, base), dtype=dtype, nbytes=nbytes
+        TaskEncoder(), (slot, current), before, dtype=dtype, nbytes=nbytes, exponent=exponent
     )
     before = None
     if base is not None:
-        before = combine((old[o : o + n] for o, n in base), np.empty(nbytes, np.uint8))
+        parts = (old[o : o + n] for o, n in base)
+        before = combine(parts, np.empty(nbytes, np.uint8), exponent=exponent)
     codec = XorDelta(base=before) if is_delta(payload) else PrefixIndex()
     assert bytes(codec.decode(payload)) == want.tobytes()
     assert described.digest == digest(want) == xxhash.xxh3_128_hexdigest(want.tobytes())
@@ -110,7 +112,7 @@ def test_encode_single_full_piece_is_read_in_place_and_unchanged():
     assert (slot == copy).all()
 
 
-@pytest.mark.parametrize("parity", [False, True])
+@pytest.mark.parametrize("parity", [0, 1, 2])
 def test_encode_again_and_again_allocates_nothing_of_the_size_of_a_chunk(parity):
     n = 2**20
     slot, old = floats(1, n // 2), floats(2, n // 2)
@@ -118,7 +120,8 @@ def test_encode_again_and_again_allocates_nothing_of_the_size_of_a_chunk(parity)
     encoder, out = TaskEncoder(), np.empty(max_encoded_nbytes(n), np.uint8)
 
     def once():
-        encoder.encode((slot, both), (old, both), dtype="uint32", nbytes=n, out=out)
+        exponent = max(0, parity - 1)
+        encoder.encode((slot, both), (old, both), dtype="uint32", nbytes=n, out=out, exponent=exponent)
 
     once()
     scratch = list(encoder._scratch)

@@ -12,7 +12,6 @@ from fastcheck_codecs import PrefixIndex, checksum
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.errors import NodeUnavailableError, UnrecoverableError
-from fastcheck_dask.layout.parity import combine
 from fastcheck_dask.layout.stripes import is_parity_key
 from fastcheck_dask.node.entries import accept
 
@@ -382,7 +381,7 @@ def test_load_late_node_and_damaged_parity_never_gives_wrong_bytes(saved, impati
 
 
 def test_load_late_node_is_hedged_a_bounded_number_of_chunks_at_a_time(saved, impatient, monkeypatch):
-    monkeypatch.setattr("fastcheck_dask.engine.load._PARITY_BYTES", 1)
+    monkeypatch.setattr("fastcheck_dask.engine.load.PARITY_BYTES", 1)
     asked = []
     saved.nodes["n3"].before["read"] = lambda request: asked.append(len(request["keys"]))
     Gate(saved.nodes["n0"])
@@ -517,7 +516,7 @@ def test_report_source_names_what_gave_anything_in_order():
 
 
 def test_load_many_lost_stripes_are_rebuilt_a_bounded_number_at_a_time(saved, monkeypatch, caplog):
-    monkeypatch.setattr("fastcheck_dask.engine.load._PARITY_BYTES", 5000)
+    monkeypatch.setattr("fastcheck_dask.engine.parity_source.PARITY_BYTES", 5000)
     caplog.set_level(logging.DEBUG)
     saved.nodes["n0"].down = True
     lost = sum(saved.saved.manifest.sizes[key] for key in keys_at(saved, 0))
@@ -539,39 +538,3 @@ def test_load_parity_is_asked_only_where_one_member_is_missing(saved):
         if sum(key is not None for key in stripe.members[:2]) == 1
     ]
     assert sorted(asked) == sorted(wanted)
-
-
-def rebuilding(saved):
-    """Return a loader, a stripe, and what is needed to rebuild its first member."""
-    stripe = next(s for s in saved.saved.manifest.layout.stripes if all(s.members))
-    memory = {}
-    loader = saved.loader(saved.saved, memory)
-    loader.take_local(stripe.members[1:], slot_region(saved))
-    members = [slot_region(saved)(key) for key in stripe.members]
-    size = saved.saved.manifest.nbytes_of(stripe.parity_key)
-    return loader, stripe, combine(members, np.empty(size, np.uint8)), memory
-
-
-def test_rebuilt_from_good_parity_gives_the_member(saved):
-    loader, stripe, parity, memory = rebuilding(saved)
-    key = stripe.members[0]
-    bits = loader._rebuilt(stripe, key, {stripe.parity_key}, {stripe.parity_key: parity})
-    assert digest(bits) == saved.saved.manifest.digests[key]
-    assert key not in memory
-
-
-def test_rebuilt_to_other_bits_is_refused_and_told(saved):
-    loader, stripe, parity, _ = rebuilding(saved)
-    parity[0] ^= 1
-    bits = loader._rebuilt(stripe, stripe.members[0], {stripe.parity_key}, {stripe.parity_key: parity})
-    assert bits is None
-    assert "gives other bits" in loader._report.rebuilt[0]
-
-
-def test_rebuilt_without_a_member_or_the_parity_is_not_tried(saved):
-    loader, stripe, parity, _ = rebuilding(saved)
-    loader._good.discard(stripe.members[2])
-    scratch = {stripe.parity_key: parity, stripe.members[2]: np.empty_like(parity)}
-    assert loader._rebuilt(stripe, stripe.members[0], {stripe.parity_key}, scratch) is None
-    assert loader._rebuilt(stripe, stripe.members[0], {stripe.members[2]}, scratch) is None
-    assert loader._report.rebuilt == []

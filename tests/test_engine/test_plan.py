@@ -16,10 +16,9 @@ from fastcheck_dask.engine.plan import (
     jobs_for_objects,
     jobs_for_peers,
     parity_dtype,
-    stripes_to_rebuild,
 )
 from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for, place
-from fastcheck_dask.layout.parity import combine
+from fastcheck_dask.layout.parity import combine, rebuild
 from fastcheck_dask.layout.stripes import assign, is_parity_key, parity_nbytes
 
 WIDTHS = {"float32": 4, "float64": 8, "bfloat16": 2, "uint8": 1, "complex128": 16}
@@ -33,7 +32,7 @@ states = st.dictionaries(
 )
 
 
-def content_of(state, *, shards, parity=True, previous=None, chunk_bytes=64):
+def content_of(state, *, shards, parity=1, previous=None, chunk_bytes=64):
     arrays = tuple(
         ArraySpec(name, dtype, (count,), chunk_shape_for((count,), WIDTHS[dtype], chunk_bytes))
         for name, (dtype, count) in state.items()
@@ -43,8 +42,8 @@ def content_of(state, *, shards, parity=True, previous=None, chunk_bytes=64):
     return Content(arrays, place(arrays), layout)
 
 
-def bits_of(slot, pieces, nbytes):
-    return combine((slot[o : o + n] for o, n in pieces), np.empty(nbytes, np.uint8))
+def bits_of(slot, pieces, nbytes, exponent):
+    return combine((slot[o : o + n] for o, n in pieces), np.empty(nbytes, np.uint8), exponent=exponent)
 
 
 def padded(bits, nbytes):
@@ -70,11 +69,11 @@ class Node:
         jobs = list(jobs_for_peers(content, base, whole, budget_bytes=budget))
         staged = {}
         for task in (task for job in jobs for task in job.tasks):
-            current = bits_of(slot, task.current, task.nbytes)
+            current = bits_of(slot, task.current, task.nbytes, task.exponent)
             if task.base is None:
                 staged[task.key] = current
                 continue
-            residual = current ^ bits_of(base_slot, task.base, task.nbytes)
+            residual = current ^ bits_of(base_slot, task.base, task.nbytes, task.exponent)
             staged[task.key] = padded(self.held[task.key], task.nbytes) ^ residual
         self.held = staged
         return jobs
@@ -82,7 +81,7 @@ class Node:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_plan_any_history_nodes_hold_truth_and_parity_recovers_every_member(data):
+def test_plan_any_history_nodes_hold_truth_and_parity_recovers_what_it_is_made_for(data):
     node, base, base_slot, previous = Node(), None, None, None
     rng = np.random.default_rng(0)
     shards = data.draw(st.integers(1, 4), "shards")
@@ -90,9 +89,10 @@ def test_plan_any_history_nodes_hold_truth_and_parity_recovers_every_member(data
         state = data.draw(states, "state")
         if data.draw(st.integers(0, 5), "other number of shards") == 0:
             shards = data.draw(st.integers(1, 4), "shards")
+        parity = data.draw(st.integers(0, 2), "parity")
         if data.draw(st.integers(0, 5), "rebase") == 0:
             base = base_slot = previous = None
-        content = content_of(state, shards=shards, previous=previous)
+        content = content_of(state, shards=shards, parity=parity, previous=previous)
         slot = rng.integers(0, 256, content.placement.total_bytes, np.uint8)
         lost = data.draw(st.sets(st.sampled_from(sorted(node.held))) if node.held else st.just(set()), "lost")
         node.save(content, slot, base=base, base_slot=base_slot, lost=lost, budget=300)
@@ -101,19 +101,18 @@ def test_plan_any_history_nodes_hold_truth_and_parity_recovers_every_member(data
             offset, nbytes = content.piece(key)
             assert (node.held[key] == slot[offset : offset + nbytes]).all()
         for stripe in content.layout.stripes:
-            members = [key for key in stripe.members if key is not None]
-            parity = node.held[stripe.parity_key]
-            for missing in members:
-                others = [node.held[key] for key in members if key != missing]
-                rebuilt = combine([parity, *others], np.empty(parity.size, np.uint8))
-                size = node.held[missing].size
-                assert (rebuilt[:size] == node.held[missing]).all()
-                assert not rebuilt[size:].any()
+            members = {shard: key for shard, key in enumerate(stripe.members) if key is not None}
+            numbered = {n: node.held[key] for n, key in enumerate(stripe.parity_keys(parity))}
+            for lost in itertools.combinations(members, min(parity, len(members))):
+                others = {shard: node.held[key] for shard, key in members.items() if shard not in lost}
+                found = rebuild(lost, others, numbered) if lost else {}
+                for shard, bits in found.items():
+                    assert (bits == padded(node.held[members[shard]], bits.size)).all()
         base, base_slot, previous = content, slot, content.layout
 
 
 @settings(max_examples=80, deadline=None)
-@given(states, st.integers(1, 5), st.booleans(), st.integers(1, 400))
+@given(states, st.integers(1, 5), st.integers(0, 2), st.integers(1, 400))
 def test_jobs_for_peers_hold_every_chunk_once_within_budget(state, shards, parity, budget):
     content = content_of(state, shards=shards, parity=parity)
     jobs = list(jobs_for_peers(content, None, (), budget_bytes=budget))
@@ -140,8 +139,8 @@ def test_jobs_for_peers_hold_every_chunk_once_within_budget(state, shards, parit
 @settings(max_examples=80, deadline=None)
 @given(states, states, st.integers(1, 4), st.sets(st.integers(0, 40)))
 def test_jobs_for_peers_deltas_only_where_base_has_same_dtype_and_size(before, after, shards, odd):
-    base = content_of(before, shards=shards)
-    content = content_of(after, shards=shards, previous=base.layout)
+    base = content_of(before, shards=shards, parity=2)
+    content = content_of(after, shards=shards, parity=2, previous=base.layout)
     whole = {key for number, key in enumerate(sorted(content.layout.position)) if number in odd}
     old_stripes = {stripe.id for stripe in base.layout.stripes}
     for job in jobs_for_peers(content, base, whole, budget_bytes=300):
@@ -211,24 +210,3 @@ def test_jobs_for_peers_same_size_and_other_dtype_goes_whole():
     assert tasks["a/c/0"].nbytes == base.chunks["a/c/0"].nbytes
     assert tasks["a/c/0"].base is None
     assert tasks["b/c/0"].base is not None
-
-
-def test_stripes_to_rebuild_wait_for_what_is_on_its_way_and_are_bounded():
-    sizes = {f"k{number}": 100 for number in range(9)}
-    layout = assign(sizes, shards=3)
-    late = layout.keys_of(1)
-    others = set(layout.keys_of(0)) | set(layout.keys_of(2))
-
-    def keys(**options):
-        chosen = stripes_to_rebuild(layout, late, sizes, **{"awaited": (), "budget_bytes": 10**6} | options)
-        assert all(layout.position[key] == (stripe, 1) for stripe, key in chosen)
-        return [key for _, key in chosen]
-
-    assert keys() == list(late)
-    assert keys(awaited=set(late)) == list(late)
-    assert keys(awaited=others) == []
-    assert keys(awaited={layout.position[late[0]][0].members[2]}) == list(late[1:])
-    assert keys(budget_bytes=1) == [late[0]]
-    assert keys(budget_bytes=200) == list(late[:2])
-    bare = assign(sizes, shards=3, parity=False)
-    assert stripes_to_rebuild(bare, late, sizes, awaited=(), budget_bytes=10**6) == []

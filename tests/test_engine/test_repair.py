@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -92,6 +93,26 @@ def test_save_after_repair_is_a_delta_also_on_the_new_node(run: Any, states: Any
     run.forget_local()
     run.nodes["n0"].down = True
     assert states.same(run.recover(folder=False).state, states.of(1, step=1))
+
+
+@pytest.mark.parametrize("lost", [(0, 1), (2, 3), (1, 4), (3, 4)])
+def test_two_shards_lost_come_back_one_after_the_other(rig: Any, states: Any, lost: tuple[int, int]) -> None:
+    run = rig(nodes=7)
+    run.save(states.of(1), choice=run.choice(3, parity=2))
+    saved = run.save(states.of(1, step=1), choice=run.choice(3, parity=2))
+    for shard in lost:
+        run.nodes[f"n{shard}"].down = True
+    first, second = lost
+    order = order_of(run, saved, first, "n5", gone=lost)
+    repaired(run, order)
+    repaired(run, RepairOrder(order.moved, second, "n6", run.nodes["n6"].address, gone=(second,)))
+    for others in itertools.combinations(run.coordinator.latest("run-1").nodes, 2):
+        run.forget_local()
+        for name in others:
+            run.nodes[name].down = True
+        assert states.same(run.recover(folder=False).state, states.of(1, step=1))
+        for name in others:
+            run.nodes[name].down = False
 
 
 @pytest.mark.parametrize("shard", [0, 3])

@@ -31,10 +31,13 @@ class Proxied:
         self._session = connect(self.coordinator)
         self.proxies: dict[str, GatedProxy] = {}
         for number in range(4):
-            name = f"n{number}"
-            self.proxies[name] = GatedProxy(cluster.address(name))
-            info = NodeInfo(name, self.proxies[name].address, f"r{number}", f"host-{name}", 2**30)
-            self._session.register(info)
+            self.add(f"n{number}")
+
+    def add(self, name: str) -> None:
+        """Put a proxy before a node, and make it known to the run."""
+        self.proxies[name] = GatedProxy(self.cluster.address(name))
+        info = NodeInfo(name, self.proxies[name].address, f"rack-{name}", f"host-{name}", 2**30)
+        self._session.register(info)
 
     def close(self) -> None:
         for proxy in self.proxies.values():
@@ -156,6 +159,46 @@ def test_load_node_stopped_before_the_load_costs_no_deadline(proxied: Proxied, r
             assert_is_state(loading.result(BOUND), 1)
         finally:
             proxied.proxies[first].cut()
+
+
+@pytest.fixture
+def fifth(proxied: Proxied) -> Iterator[None]:
+    """Have one node more for this test."""
+    proxied.cluster.start_node("n4", rack="r4")
+    proxied.add("n4")
+    yield
+    proxied.proxies.pop("n4").close()
+    with contextlib.suppress(KeyError):
+        proxied.cluster.kill("n4")
+
+
+@pytest.mark.usefixtures("fifth")
+def test_two_parity_shards_bear_a_node_killed_in_the_save_then_one_before_and_one_in_the_load(
+    proxied: Proxied, run: TrainingHost
+) -> None:
+    manager = run.manager(parity=2)
+    nodes = run.save(manager, 1).stats["nodes"]
+    assert len(set(nodes)) == 4
+    proxied.proxies[nodes[0]].hold("put")
+    handle = manager.save_async(state_at(2), "step2")
+    proxied.proxies[nodes[0]].wait_held("put")
+    killed(proxied, nodes[0])
+    handle.wait("peers", timeout=BOUND)
+    assert handle.stats["replaced"].keys() == {nodes[0]}
+    spare, second, first_parity, _ = handle.stats["nodes"]
+    killed(proxied, first_parity)
+    proxied.proxies[second].hold("read")
+    with ThreadPoolExecutor(1) as executor:
+        loading = executor.submit(run.load_elsewhere, objects=False)
+        try:
+            proxied.proxies[second].wait_held("read")
+            killed(proxied, second)
+            state, report = loading.result(BOUND)
+        finally:
+            proxied.proxies[second].cut()
+    assert_is_state(state, 2)
+    assert report.raw_bytes["parity"] > 0
+    assert spare != nodes[0]
 
 
 @pytest.mark.parametrize("op", ["begin", "put", "prepare"])

@@ -21,11 +21,11 @@ from fastcheck_dask.layout.stripes import assign, parity_nbytes
 FROZEN = pathlib.Path(__file__).parent / "frozen" / "manifest_v1.json"
 
 
-def manifest_of(state, *, shards=2, parity=True, chunk_bytes=100):
+def manifest_of(state, *, shards=2, parity=1, chunk_bytes=100):
     flat = flatten(state, chunk_bytes=chunk_bytes)
     sizes = {chunk.key: chunk.nbytes for spec in flat.arrays for chunk in spec.chunks}
     layout = assign(sizes, shards=shards, parity=parity) if shards else None
-    keys = [*sizes, *(s.parity_key for s in layout.stripes if parity)] if layout else list(sizes)
+    keys = list(sizes) if layout is None else list(layout.position)
     return Manifest(
         run="run-1",
         generation=3,
@@ -62,7 +62,7 @@ STATES = st.dictionaries(
 )
 
 
-@given(STATES, st.integers(0, 4), st.booleans(), st.integers(1, 300))
+@given(STATES, st.integers(0, 4), st.integers(0, 2), st.integers(1, 300))
 def test_manifest_of_any_state_comes_back_with_equal_bytes(state, shards, parity, chunk_bytes):
     manifest = manifest_of(state, shards=shards, parity=parity, chunk_bytes=chunk_bytes)
     data = manifest.to_bytes()
@@ -159,6 +159,23 @@ def test_frozen_manifest_with_notes_stays_readable_and_its_bytes_the_same():
     assert manifest.notes.flags == ("nonfinite", "unchanged")
 
 
+def test_frozen_manifest_with_two_parity_shards_stays_readable_and_its_bytes_the_same():
+    """Written once by version 4 of the format; never to be regenerated."""
+    data = FROZEN.with_name("manifest_v4.json").read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    assert (manifest.layout.shards, manifest.layout.parity, len(manifest.nodes)) == (2, 2, 4)
+    assert manifest.layout.keys_of(2) == tuple(f"%parity/{s.id}" for s in manifest.layout.stripes)
+    assert manifest.layout.keys_of(3) == tuple(f"%parity2/{s.id}" for s in manifest.layout.stripes)
+    assert manifest.nbytes_of("%parity2/0") == manifest.nbytes_of("%parity/0") == 72
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_manifest_with_at_most_one_parity_shard_is_one_that_older_readers_know(parity):
+    document = json.loads(manifest_of(STATE, parity=parity).to_bytes())
+    assert (document["version"], document["layout"]["parity"]) == (1, bool(parity))
+
+
 def test_manifest_without_derived_arrays_is_one_that_older_readers_know():
     assert json.loads(DATA)["version"] == 1
     assert manifest_of(STATE).sources == {}
@@ -232,7 +249,7 @@ def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
             b"9" * 100_000,
             b'{"format":"other"}',
             changed(format="fastcheck"),
-            changed(version=4),
+            changed(version=5),
             changed(version="1"),
         ),
         *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),
@@ -316,6 +333,9 @@ EDITS = {
     "shards zero": lambda d: d["layout"].update(shards=0, stripes=[]),
     "shards other": lambda d: d["layout"].update(shards=3),
     "parity a number": lambda d: d["layout"].update(parity=1),
+    "parity of three": lambda d: d["layout"].update(parity=3),
+    "parity a float": lambda d: d["layout"].update(parity=2.0),
+    "parity no digests of two": lambda d: (d["layout"].update(parity=2), d["nodes"].append("n3")),
     "stripe missing": lambda d: d["layout"]["stripes"].pop(),
     "stripe twice": lambda d: d["layout"]["stripes"].append(d["layout"]["stripes"][0]),
     "stripe id twice": lambda d: d["layout"]["stripes"][1].__setitem__(0, d["layout"]["stripes"][0][0]),
@@ -325,6 +345,24 @@ EDITS = {
     "stripe too short": lambda d: d["layout"]["stripes"][0].pop(),
     "member no text": lambda d: d["layout"]["stripes"][0][1].__setitem__(0, 3),
 }
+
+
+SECOND_EDITS = {
+    "digest missing": lambda layout: layout["stripes"][0][2].pop(),
+    "digest too many": lambda layout: layout["stripes"][0][2].append("x"),
+    "digest no text": lambda layout: layout["stripes"][0][2].__setitem__(1, None),
+    "digests a text": lambda layout: layout["stripes"][0].__setitem__(2, "ab"),
+    "one parity shard": lambda layout: layout.update(parity=True),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_EDITS)
+def test_manifest_with_two_parity_shards_that_contradicts_itself_raises_corrupt_data(name):
+    document = json.loads(manifest_of(STATE, parity=2).to_bytes())
+    assert document["version"] == 4
+    SECOND_EDITS[name](document["layout"])
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("name", EDITS)

@@ -17,7 +17,7 @@ def shard_bytes(layout, sizes):
     return [sum(sizes[key] for key in layout.keys_of(shard)) for shard in range(layout.shards)]
 
 
-@given(SIZES, SHARDS, st.booleans())
+@given(SIZES, SHARDS, st.integers(0, 2))
 def test_fresh_layout_holds_every_key_once_within_one_chunk(sizes, shards, parity):
     layout = assign(sizes, shards=shards, parity=parity)
     assert keys_in(layout) == sorted(sizes)
@@ -78,14 +78,22 @@ def test_layout_over_another_number_of_shards_is_fresh_with_new_stripe_ids(sizes
         assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 
 
-@given(SIZES, SHARDS)
-def test_position_names_every_data_and_parity_chunk(sizes, shards):
-    layout = assign(sizes, shards=shards)
-    for shard in range(shards + 1):
+@given(SIZES, SHARDS, st.integers(0, 2))
+def test_position_names_every_data_and_parity_chunk(sizes, shards, parity):
+    layout = assign(sizes, shards=shards, parity=parity)
+    for shard in range(layout.nodes_wanted):
         for key in layout.keys_of(shard):
             assert layout.position[key][1] == shard
-            assert is_parity_key(key) == (shard == shards)
-    assert len(layout.position) == len(sizes) + len(layout.stripes)
+            assert is_parity_key(key) == (shard >= shards)
+    assert len(layout.position) == len(sizes) + parity * len(layout.stripes)
+    assert layout.keys_of(layout.nodes_wanted) == ()
+
+
+@given(SIZES, SHARDS, st.integers(0, 2), st.integers(0, 2))
+def test_layout_with_another_number_of_parity_shards_has_the_same_stripes(sizes, shards, before, after):
+    layout = assign(sizes, shards=shards, parity=before)
+    following = assign(sizes, shards=shards, parity=after, previous=layout)
+    assert (following.parity, following.stripes) == (after, layout.stripes)
 
 
 @given(SIZES, SHARDS)
@@ -101,6 +109,13 @@ def test_layout_without_parity_has_no_keys_on_the_parity_shard():
 
 def test_layout_of_nothing_has_no_stripes():
     assert assign({}, shards=3) == Layout(3, True, ())
+
+
+@pytest.mark.parametrize(("shards", "parity"), [(2, 3), (2, -1), (256, 2)])
+def test_layout_with_parity_that_cannot_be_computed_raises(shards, parity):
+    with pytest.raises(LayoutError, match="at most 2 parity shards"):
+        assign({"a": 1}, shards=shards, parity=parity)
+    assert assign({"a": 1}, shards=255, parity=2).nodes_wanted == 257
 
 
 @pytest.mark.parametrize("shards", [0, -1])

@@ -33,6 +33,11 @@ def test_conclusions_too_few_nodes_say_so(ratio: float, nodes: int, says: str) -
     assert any(says in line for line in conclusions(found(ratio, nodes), nodes=nodes, encoders=1))
 
 
+def test_conclusions_count_every_parity_shard() -> None:
+    lines = conclusions(found(2.97, 4), nodes=4, encoders=1, parity=2)
+    assert any("5 nodes with the parity" in line and "start 1 more" in line for line in lines)
+
+
 def test_links_measures_registered_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(bandwidth, "MEASURED_SECONDS", 0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,50 +20,67 @@ from fastcheck_dask.coordination.recoverable import (
     recoverable_path,
 )
 from fastcheck_dask.errors import UnknownFormatError
-from fastcheck_dask.layout.stripes import assign
+from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.master.recoverable import RecoverableDuty, recoverable
 from fastcheck_dask.master.survey import ShardState
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
 NAMES = ("n0", "n1", "n2")
-LAYOUT = assign({f"k{number}": 10 for number in range(5)}, shards=2)
+SIZES = {f"k{number}": 10 for number in range(5)}
+LAYOUT = assign(SIZES, shards=2)
 RECORD = CommitRecord("run", 5, "tag", "token", "ab" * 32, NAMES, ("a",) * 3, 2, True, 9, 1.0)
+
+
+#: One record and layout for each number of parity shards.
+SAVED = [
+    (RECORD, LAYOUT),
+    (
+        replace(RECORD, nodes=(*NAMES, "n3"), addresses=("a",) * 4, parity=2),
+        assign(SIZES, shards=2, parity=2),
+    ),
+]
 
 
 def states(conditions: Any) -> list[ShardState]:
     """Return shards that are gone, silent, or lack some keys."""
     return [
-        ShardState(number, NAMES[number], found)
+        ShardState(number, f"n{number}", found)
         if isinstance(found, str)
-        else ShardState(number, NAMES[number], "damaged" if found else "whole", len(found), tuple(found))
+        else ShardState(number, f"n{number}", "damaged" if found else "whole", len(found), tuple(found))
         for number, found in enumerate(conditions)
     ]
 
 
 @st.composite
-def conditions(draw: st.DrawFn) -> list[Any]:
-    keys = [st.sets(st.sampled_from(LAYOUT.keys_of(shard)), max_size=2) for shard in range(3)]
+def conditions(draw: st.DrawFn, layout: Layout) -> list[Any]:
+    shards = range(layout.nodes_wanted)
+    keys = [st.sets(st.sampled_from(layout.keys_of(shard)), max_size=2) for shard in shards]
     return [draw(st.one_of(st.sampled_from(["gone", "silent", "leaving"]), of)) for of in keys]
 
 
-def had(found: list[Any], lost: int | None) -> bool:
-    """Say whether every stripe has at most one chunk missing."""
+def had(layout: Layout, found: list[Any], lost: int | None) -> bool:
+    """Say whether no stripe has more chunks missing than parity chunks."""
     missing = {
         key
         for shard, how in enumerate(found)
-        for key in LAYOUT.keys_of(shard)
+        for key in layout.keys_of(shard)
         if shard == lost or how in ("gone", "silent") or (not isinstance(how, str) and key in how)
     }
-    members = [{*filter(None, s.members), s.parity_key} for s in LAYOUT.stripes]
-    return all(len(stripe & missing) <= 1 for stripe in members)
+    members = [{*filter(None, s.members), *s.parity_keys(layout.parity)} for s in layout.stripes]
+    return all(len(stripe & missing) <= layout.parity for stripe in members)
 
 
-@given(conditions(), st.booleans())
-def test_recoverable_is_what_counting_chunks_says(found: list[Any], persisted: bool) -> None:
-    record = RECORD.as_persisted() if persisted else RECORD
-    said = recoverable(record, states(found), LAYOUT)
-    assert said.source == ("peers" if had(found, None) else "object" if persisted else "nowhere")
-    assert said.may_die == [name for n, name in enumerate(NAMES) if found[n] != "gone" and had(found, n)]
+@given(st.sampled_from(SAVED), st.data(), st.booleans())
+def test_recoverable_is_what_counting_chunks_says(saved: Any, data: st.DataObject, persisted: bool) -> None:
+    record, layout = saved
+    found = data.draw(conditions(layout))
+    record = record.as_persisted() if persisted else record
+    said = recoverable(record, states(found), layout)
+    assert said.source == ("peers" if had(layout, found, None) else "object" if persisted else "nowhere")
+    names = record.nodes
+    assert said.may_die == [
+        name for n, name in enumerate(names) if found[n] != "gone" and had(layout, found, n)
+    ]
     cautious = recoverable(record, states(found))
     assert set(cautious.may_die) <= set(said.may_die)
     assert Recoverable.from_bytes(said.to_bytes()) == said

@@ -179,6 +179,15 @@ def test_two_lost_need_the_object_tier() -> None:
     assert "take the place of n1" in plan.hopeless
 
 
+def test_two_lost_of_a_checkpoint_with_two_parity_shards_are_rebuilt_one_after_the_other() -> None:
+    record = replace(RECORD, nodes=NAMES, addresses=tuple(f"fcs://{name}:1" for name in NAMES), parity=2)
+    extra = {name: (node(name), IDLE) for name in ("n4", "n5")}
+    plan = planned(surveyed(n0=None, n3=None, **extra), record)
+    assert told(plan) == [(0, "n4", (0, 3)), (3, "n5", (3,))]
+    assert (plan.orders[1].record, plan.hopeless) == (plan.orders[0].moved, "")
+    assert "has lost 3 shards" in planned(surveyed(n0=None, n1=None, n3=None, **extra), record).hopeless
+
+
 def test_full_node_is_the_last_choice() -> None:
     extra = {"n4": (node("n4"), {**IDLE, "used_bytes": GIB})}
     nodes = surveyed(n1=None, n3=None, **extra)

@@ -129,6 +129,7 @@ def shown(cluster: Cluster) -> str:
 def test_all_is_well(world: World) -> None:
     found = world.look()
     assert (found.level, found.exit_status) == ("redundant", 0)
+    assert "redundant: all nodes have it; 1 node may die" in shown(found)
     assert json.loads(json.dumps(found.to_dict()))["runs"][0]["owner"] == "trainer"
 
 
@@ -139,7 +140,7 @@ def test_node_that_does_not_answer_is_silent_and_its_shard_missing(world: World)
     assert (found.level, found.exit_status) == ("degraded", 1)
     text = shown(found)
     assert "storage node n: is down" in text
-    assert "from parity: n1 is missing" in text
+    assert "from parity: n1 is missing; no node may die" in text
     json.dumps(found.to_dict())
 
 

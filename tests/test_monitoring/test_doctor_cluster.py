@@ -25,9 +25,9 @@ def node(name: str, *, rack: str = "", damaged: int = 0, down: bool = False, **r
     return NodeView(info, "available", told)
 
 
-def judged(*nodes: NodeView) -> dict[str, str]:
+def judged(*nodes: NodeView, parity: int = 1) -> dict[str, str]:
     coordination = CoordinationStatus(Health("connected", 0.0, "h", "s"), 1, None, (), ())
-    found = doctor_cluster.nodes(Cluster(coordination, nodes, (), (), 100.0), 3)
+    found = doctor_cluster.nodes(Cluster(coordination, nodes, (), (), 100.0), 3, parity=parity)
     return {finding.what: finding.level for finding in found}
 
 
@@ -41,6 +41,13 @@ def test_enough_nodes_in_several_racks_are_well() -> None:
 @pytest.mark.parametrize(("count", "level"), [(0, "problem"), (1, "advice"), (3, "advice")])
 def test_few_nodes_are_told(count: int, level: str) -> None:
     assert judged(*FOUR[:count]) == {"storage nodes": level}
+
+
+@pytest.mark.parametrize(("parity", "levels"), [(0, "aaoo"), (1, "aaao"), (2, "aaaa")])
+def test_nodes_are_few_by_the_number_of_parity_shards(parity: int, levels: str) -> None:
+    found = [judged(*FOUR[: count + 1], parity=parity)["storage nodes"][0] for count in range(4)]
+    assert "".join(found) == levels
+    assert judged(*FOUR, node("n4"), parity=parity) == {"storage nodes": "ok"}
 
 
 def test_silent_and_damaged_nodes_are_problems() -> None:

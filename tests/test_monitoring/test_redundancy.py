@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.layout.stripes import assign
+from fastcheck_dask.layout.stripes import Layout, assign
 from fastcheck_dask.monitoring.redundancy import (
     ABSENT,
     Holding,
@@ -23,6 +24,8 @@ NODES = ("n0", "n1", "n2", "n3")
 RECORD = CommitRecord("run", 3, "t", "tok", "0" * 64, NODES, ("fcs://h:1",) * 4, 3, True, 1, 1.0)
 WHOLE = Holding(True)
 LAYOUT = assign({f"c{i}": 100 for i in range(9)}, shards=3)
+TWO = replace(RECORD, nodes=(*NODES, "n4"), addresses=("fcs://h:1",) * 5, parity=2)
+LAYOUT_OF_TWO = assign({f"c{i}": 100 for i in range(9)}, shards=3, parity=2)
 
 
 def holdings(**changed: Holding) -> dict[str, Holding]:
@@ -73,23 +76,43 @@ def test_damaged_chunks_of_different_stripes_can_be_rebuilt_and_those_of_one_can
 
 
 @st.composite
-def any_holding(draw: st.DrawFn, shard: int) -> Holding:
+def any_holding(draw: st.DrawFn, layout: Layout, shard: int) -> Holding:
     if draw(st.integers(0, 3)) == 0:
         return ABSENT
-    keys = draw(st.sets(st.sampled_from(LAYOUT.keys_of(shard)), max_size=2))
+    keys = draw(st.sets(st.sampled_from(layout.keys_of(shard)), max_size=2))
     return Holding(True, frozenset(keys), draw(st.integers(0, 5)) > 0 or not keys)
 
 
-@given(st.tuples(*(any_holding(shard) for shard in range(4))), st.booleans())
-def test_level_is_what_each_stripe_says(held: tuple[Holding, ...], persisted: bool) -> None:
-    lost = set()
+@given(st.sampled_from([(RECORD, LAYOUT), (TWO, LAYOUT_OF_TWO)]), st.booleans(), st.data())
+def test_level_is_what_each_stripe_says(
+    saved: tuple[CommitRecord, Layout], persisted: bool, data: st.DataObject
+) -> None:
+    record, layout = saved
+    held = [data.draw(any_holding(layout, shard)) for shard in range(len(record.nodes))]
+    lost: set[str] = set()
     for shard, holding in enumerate(held):
         whole = not holding.there or not holding.complete
-        lost |= set(LAYOUT.keys_of(shard)) if whole else holding.damaged
-    most = max(sum(key in lost for key in (*stripe.members, stripe.parity_key)) for stripe in LAYOUT.stripes)
-    record = replace(RECORD, persisted=persisted)
-    wanted = "redundant" if not lost else "degraded" if most < 2 or persisted else "lost"
-    assert judge(record, dict(zip(NODES, held, strict=True)), LAYOUT).level == wanted
+        lost |= set(layout.keys_of(shard)) if whole else holding.damaged
+    stripes = [(*stripe.members, *stripe.parity_keys(layout.parity)) for stripe in layout.stripes]
+    most = max(sum(key in lost for key in stripe) for stripe in stripes)
+    record = replace(record, persisted=persisted)
+    wanted = "redundant" if not lost else "degraded" if most <= record.parity or persisted else "lost"
+    found = judge(record, dict(zip(record.nodes, held, strict=True)), layout)
+    assert found.level == wanted
+    assert found.may_die <= record.parity - most if most <= record.parity else found.may_die == 0
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations_with_replacement(TWO.nodes, 2)), ids="".join)
+def test_two_parity_shards_bear_the_loss_of_any_two_nodes_and_say_how_many_may_still_die(
+    pair: tuple[str, str],
+) -> None:
+    whole = dict.fromkeys(TWO.nodes, WHOLE)
+    assert judge(TWO, whole) == Verdict("redundant", "all nodes have it", may_die=2)
+    found = judge(TWO, whole | dict.fromkeys(pair, ABSENT))
+    assert (found.level, found.may_die) == ("degraded", 2 - len(set(pair)))
+    third = next(name for name in TWO.nodes if name not in pair)
+    hurt = whole | dict.fromkeys(pair, ABSENT) | {third: ABSENT}
+    assert judge(TWO, hurt, LAYOUT_OF_TWO).level == ("lost" if len(set(pair)) == 2 else "degraded")
 
 
 def test_holding_is_read_from_the_report_of_a_node() -> None:

@@ -43,6 +43,50 @@ def test_choose_automatic_uses_what_there_is_up_to_the_limit(alive, shards):
     assert choice.degraded is None
 
 
+@pytest.mark.parametrize(
+    ("alive", "shards", "parity", "says"),
+    [
+        (1, 1, 0, "no storage node may be lost"),
+        (2, 1, 1, "1 parity shard instead of 2; one storage node may be lost, not two"),
+        (3, 1, 2, None),
+        (5, 3, 2, None),
+        (9, 3, 2, None),
+    ],
+)
+def test_choose_two_parity_shards_come_before_more_data_shards(alive, shards, parity, says):
+    choice = choose(nodes(alive), wanted=None, max_shards=3, parity=2)
+    assert (choice.shards, choice.parity, len(choice.nodes)) == (shards, parity, shards + parity)
+    assert (choice.degraded is None) if says is None else (says in choice.degraded)
+
+
+@pytest.mark.parametrize(("alive", "shards"), [(1, 1), (2, 2), (9, 3)])
+def test_choose_without_parity_is_what_was_wanted_and_not_degraded(alive, shards):
+    choice = choose(nodes(alive), wanted=None, max_shards=3, parity=0)
+    assert (choice.shards, choice.parity, len(choice.nodes), choice.degraded) == (shards, 0, shards, None)
+
+
+def test_choose_explicit_number_with_two_parity_shards_and_too_few_alive_says_what_to_do():
+    with pytest.raises(TooFewNodesError, match="5 storage nodes are needed and 4 are alive") as caught:
+        choose(nodes(4), wanted=3, max_shards=9, parity=2)
+    assert "num_shards=2 or 'auto', or fewer parity shards" in str(caught.value)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (0, 2), (2, 0)])
+def test_choose_other_number_of_parity_shards_every_shard_stays_that_stays(before, after):
+    previous = ["n5", "n3", "n1", "n0", "n2"][: 3 + before]
+    alive = [info for info in nodes(6) if info.name != "n3"]
+    choice = choose(alive, wanted=3, max_shards=3, parity=after, previous=previous, previous_shards=3)
+    kept = [new == old for new, old in zip(names(choice), previous, strict=False)]
+    assert kept == [place != 1 for place in range(3 + min(before, after))]
+
+
+def test_choose_fewer_alive_with_two_parity_shards_says_that_two_may_be_lost():
+    previous = ["n0", "n1", "n2", "n3", "n4"]
+    choice = choose(nodes(4), wanted=None, max_shards=3, parity=2, previous=previous, previous_shards=3)
+    assert (choice.shards, choice.parity) == (2, 2)
+    assert "2 data shards instead of 3; any two of them may still be lost" in choice.degraded
+
+
 def test_choose_explicit_number_is_kept_to():
     choice = choose(nodes(6), wanted=4, max_shards=3)
     assert (choice.shards, choice.parity, len(choice.nodes)) == (4, True, 5)
@@ -150,6 +194,7 @@ def test_replacement_is_spare_available_and_apart_from_the_others():
     st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6),
     st.none() | st.integers(1, 5),
     st.integers(1, 5),
+    st.integers(0, 2),
     st.sets(st.sampled_from("abcdefgh"), max_size=3),
     st.sets(st.sampled_from("abcdefgh"), max_size=5),
     st.dictionaries(
@@ -163,7 +208,7 @@ def test_replacement_is_spare_available_and_apart_from_the_others():
     ),
 )
 def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
-    alive, previous, wanted, max_shards, excluded, avoided, outlooks
+    alive, previous, wanted, max_shards, parity, excluded, avoided, outlooks
 ):
     infos = [node(name, host=f"h{ord(name) % 3}", rack=f"r{ord(name) % 2}") for name in sorted(alive)]
     usable = alive - excluded
@@ -172,6 +217,7 @@ def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
             infos,
             wanted=wanted,
             max_shards=max_shards,
+            parity=parity,
             previous=previous,
             excluded=excluded,
             avoided=avoided,
@@ -179,27 +225,28 @@ def test_choose_anything_nodes_are_distinct_alive_and_as_many_as_said(
         )
     except TooFewNodesError:
         assert wanted is not None
-        assert len(usable) < wanted + 1
+        assert len(usable) < wanted + parity
         return
     chosen = names(choice)
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= usable
     assert len(chosen) == choice.shards + choice.parity
-    assert wanted is None or (choice.shards, choice.parity) == (wanted, True)
+    assert wanted is None or (choice.shards, choice.parity) == (wanted, parity)
     assert wanted is not None or choice.shards <= max_shards
-    assert choice.parity or len(usable) < 2
+    assert wanted is not None or choice.parity == max(0, min(parity, len(usable) - 1))
+    assert choice.parity == parity or choice.degraded
     welcome = usable - avoided
     if len(previous) == len(chosen):
         assert all(new == old for new, old in zip(chosen, previous, strict=True) if old in welcome)
     # Nobody is avoided at the price of a shard, nor used while others are free.
-    assert choice.shards == choose(infos, wanted=wanted, max_shards=max_shards, excluded=excluded).shards
+    options = {"wanted": wanted, "max_shards": max_shards, "parity": parity, "excluded": excluded}
+    assert choice.shards == choose(infos, **options).shards
     assert len(set(chosen) & avoided) == max(0, len(chosen) - len(welcome))
     again = choose(
         infos,
-        wanted=wanted,
-        max_shards=max_shards,
+        **options,
         previous=chosen,
-        excluded=excluded,
+        previous_shards=choice.shards,
         avoided=avoided,
         outlooks=outlooks,
     )
