@@ -38,7 +38,7 @@ HOST_FACTOR = 3
 ROUNDS = 3
 #: At the rate of a node, seconds that a shard takes.
 SHARD_SECONDS = 2.0
-_PREFIX = "fcbench"
+_PREFIX = f"fcb{os.getpid()}"
 _NODE = (
     "import sys; from fastcheck_dask.node.process import storage; "
     "sys.exit(storage(None, sys.argv[1], memory_bytes=2**31, name=sys.argv[2], rack=sys.argv[2], "

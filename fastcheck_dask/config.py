@@ -21,6 +21,7 @@ OnBusy = Literal["wait", "skip", "raise"]
 Compression = Literal["auto", "always", "never"]
 AuthScheme = Literal["digest", "sasl"]
 Persist = Literal["full", "incremental"]
+Stripes = Literal["even", "weighted"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
@@ -51,6 +52,7 @@ _FIELDS = {
     "commit_timeout": "commit_seconds",
     "max_shards": "max_shards",
     "parity": "parity",
+    "stripes": "stripes",
     "connect_timeout": "connect_seconds",
     "measure_links": "measure_links",
     "bandwidth_limit": "limit_bytes_per_second",
@@ -104,6 +106,8 @@ class Settings:
     max_shards: int
     #: Parity shards of each save: so many storage nodes may be lost.
     parity: int
+    #: Whether shards are of equal size, or as large as their nodes are fast.
+    stripes: Stripes
     connect_seconds: float
     #: Whether automatic choice measures the links before the first save.
     measure_links: bool
@@ -180,6 +184,7 @@ def settings(**overrides: Any) -> Settings:
         commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
         max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
         parity=get("parity", "peers.parity", _parity),
+        stripes=cast(Stripes, get("stripes", "peers.stripes", _stripes)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
         measure_links=get("measure_links", "peers.measure-links", _yes_or_no),
         limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
@@ -261,6 +266,12 @@ def _compression(value: Any) -> str:
 def _persist(value: Any) -> str:
     if value not in ("full", "incremental"):
         raise ValueError("'full' or 'incremental' is wanted")
+    return str(value)
+
+
+def _stripes(value: Any) -> str:
+    if value not in ("even", "weighted"):
+        raise ValueError("'even' or 'weighted' is wanted")
     return str(value)
 
 

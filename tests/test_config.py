@@ -59,6 +59,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "bandwidth_limit": 12_500_000,
             "measure_links": True,
             "parity": 2,
+            "stripes": "weighted",
             "metrics_host": "::1",
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
@@ -117,6 +118,8 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("bandwidth_limit", float("inf")),
         ("bandwidth_limit", True),
         ("measure_links", "yes"),
+        ("stripes", "uneven"),
+        ("stripes", True),
         ("measure_links", 1),
         ("parity", 3),
         ("parity", -1),

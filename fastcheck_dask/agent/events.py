@@ -29,6 +29,7 @@ def committed_event(saved: Saved, seq: int) -> dict[str, Any]:
             "chunks": stats.chunks,
             "deltas": stats.deltas,
             "nodes": list(stats.nodes),
+            "node_bytes": {name: nbytes for name, (nbytes, _) in stats.transfers.items()},
             "replaced": stats.replaced,
             "degraded": stats.degraded,
             "flags": list(stats.flags),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo
 from fastcheck_dask.errors import CoordinationError, FastCheckError, TierFullError, TooFewNodesError
 from fastcheck_dask.placement.bandwidth import SHARDS_CAP, measure
-from fastcheck_dask.placement.outlook import SlowNodes
+from fastcheck_dask.placement.outlook import SlowNodes, weights_of
 from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.placement.probe import Prober
 from fastcheck_dask.tiers.peer import clients_for
@@ -111,6 +112,9 @@ class Placing:
                 raise (cause if isinstance(cause, TierFullError) else error) from cause
         if cause is not None and choice.degraded is None and choice.shards == 0:
             return Choice(0, 0, (), str(cause))
+        if self._settings.stripes == "weighted":
+            names = [node.name for node in choice.nodes]
+            return replace(choice, weights=weights_of(names, self._prober.outlooks))
         return choice
 
     async def _alive(self) -> Sequence[NodeInfo]:

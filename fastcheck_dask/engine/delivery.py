@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -119,8 +118,8 @@ class Delivery:
         self.nonfinite: set[str] = set()
         self.meter = Meter()
         self.sent_bytes = 0
-        #: Bytes and seconds of what each node took.
-        self.transfers: dict[str, tuple[int, float]] = {}
+        #: Of each node that took anything.
+        self._meters: dict[str, Meter] = {}
         #: Names of the nodes that failed, each with the reason.
         self.replaced: dict[str, str] = {}
 
@@ -135,6 +134,11 @@ class Delivery:
     def whole(self) -> set[str]:
         """The keys that have to go whole as it is now."""
         return {key for seat in self._seats.values() for key in seat.whole}
+
+    @property
+    def transfers(self) -> dict[str, tuple[int, float]]:
+        """Bytes that each node took, and the seconds in which it had something to take."""
+        return {name: (meter.sent_bytes, meter.link_seconds) for name, meter in self._meters.items()}
 
     @property
     def deltas(self) -> int:
@@ -177,27 +181,25 @@ class Delivery:
             taken = [c for c in chunks if c.key not in seat.whole or not is_delta(c.payload)]
             if not taken:
                 return
-            began = time.monotonic()
+            nbytes = sum(chunk.payload.nbytes for chunk in taken)
             try:
-                await _once_more_if_damaged(
-                    partial(
-                        seat.client.put,
-                        self._run,
-                        self._token,
-                        chunks=[chunk.descriptor for chunk in taken],
-                        frames=[chunk.payload for chunk in taken],
+                with self._meters.setdefault(seat.node.name, Meter()).sending(nbytes):
+                    await _once_more_if_damaged(
+                        partial(
+                            seat.client.put,
+                            self._run,
+                            self._token,
+                            chunks=[chunk.descriptor for chunk in taken],
+                            frames=[chunk.payload for chunk in taken],
+                        )
                     )
-                )
             except (NodeUnavailableError, NodeFullError, StaleBaseError, ClosedError) as error:
                 await self._fail_over(shard, seat, error)
                 continue
             seat.held.update(chunk.key for chunk in taken)
             seat.deltas.update(chunk.key for chunk in taken if is_delta(chunk.payload))
-            nbytes = sum(chunk.payload.nbytes for chunk in taken)
             self.sent_bytes += nbytes
             self._room.sent(shard, nbytes)
-            before, seconds = self.transfers.get(seat.node.name, (0, 0.0))
-            self.transfers[seat.node.name] = (before + nbytes, seconds + time.monotonic() - began)
             return
 
     async def prepare(self, manifest: bytes) -> bool:

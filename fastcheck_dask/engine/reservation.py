@@ -83,6 +83,13 @@ class Reservations:
     def __init__(self) -> None:
         self._shares: dict[bool, float] = {}
 
+    @property
+    def delta_share(self) -> float | None:
+        """What deltas take as a share of what the same chunks take whole; None if one is not known."""
+        if False not in self._shares or True not in self._shares:
+            return None
+        return min(1.0, self._shares[True] / self._shares[False]) if self._shares[False] else 1.0
+
     def room(self, sizes: Sequence[Sequence[int]], *, manifest_bytes: int, compress: bool) -> Room:
         """Return what a save with chunks of these raw sizes, by shard, may ask for."""
         return Room(sizes, manifest_bytes, dict(self._shares), compress)

@@ -19,6 +19,7 @@ from typing import Any
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo, RunClaim
 from fastcheck_dask.engine.compression import CompressionPolicy
+from fastcheck_dask.engine.dealing import Dealer
 from fastcheck_dask.engine.delivery import Delivery, Substitute
 from fastcheck_dask.engine.plan import Content, jobs_for_peers
 from fastcheck_dask.engine.reservation import Reservations, shard_sizes
@@ -32,7 +33,7 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.layout.health import notes_of
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.notes import Notes
-from fastcheck_dask.layout.stripes import Layout, assign
+from fastcheck_dask.layout.stripes import Layout
 from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.peer import PeerClient
 
@@ -125,6 +126,7 @@ class PeerSaver:
     ) -> None:
         self._compression = compression or CompressionPolicy("always", 1)
         self._reservations = Reservations()
+        self._dealer = Dealer()
         self._run = run
         self._coordinator = coordinator
         self._claim = claim
@@ -208,7 +210,7 @@ class PeerSaver:
     ) -> Saved:
         if base is not None and (latest is None or base.manifest.token != latest.token):
             base = None
-        layout = _layout(snapshot, choice, base)
+        choice, layout = self._deal(snapshot, choice, base, compress=compress)
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
         # What goes raw goes whole. The stripes are those of the base in any case.
         against = base if compress else None
@@ -258,9 +260,26 @@ class PeerSaver:
             # The time that a node's failure took says nothing about the link.
             self._compression.observe(delivery.meter, compressed=compress)
         self._reservations.learn(room)
+        self._dealer.done()
         stats = _stats(snapshot, choice, delivery, compressed=compress)
         stats.flags = manifest.notes.flags
         return Saved(record, manifest, data, stats)
+
+    def _deal(
+        self, snapshot: Snapshot, choice: Choice, base: Base | None, *, compress: bool
+    ) -> tuple[Choice, Layout]:
+        """Deal a snapshot to the chosen nodes; return them by shard, and the layout."""
+        deal = self._dealer.deal(
+            snapshot.content.sizes_at_peers,
+            shards=choice.shards,
+            parity=choice.parity,
+            weights=choice.weights,
+            previous=base.manifest.layout if base is not None else None,
+            delta_share=self._reservations.delta_share if compress else 1.0,
+        )
+        if deal.anew:
+            log.info("the stripes are dealt anew: the bandwidths of the nodes have changed")
+        return choice.arranged(deal.order), deal.layout
 
     async def _deliver(
         self,
@@ -328,13 +347,6 @@ async def publish(coordinator: Coordinator, record: CommitRecord, claim: RunClai
                 raise
             log.warning("generation %d: the commit is tried again: %s", record.generation, error)
             await asyncio.sleep(_COMMIT_RETRY)
-
-
-def _layout(snapshot: Snapshot, choice: Choice, base: Base | None) -> Layout:
-    previous = base.manifest.layout if base is not None else None
-    return assign(
-        snapshot.content.sizes_at_peers, shards=choice.shards, parity=choice.parity, previous=previous
-    )
 
 
 def manifest_of(

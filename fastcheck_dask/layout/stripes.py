@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from fastcheck_dask.errors import LayoutError
 from fastcheck_dask.layout.galois import ORDER
+from fastcheck_dask.layout.loads import Loads
 
 #: Keys of the first and the second parity chunk of a stripe begin so.
 _PARITY_PREFIXES = ("%parity/", "%parity2/")
@@ -79,13 +80,22 @@ class Layout:
 
 
 def assign(
-    sizes: Mapping[str, int], *, shards: int, parity: int = 1, previous: Layout | None = None
+    sizes: Mapping[str, int],
+    *,
+    shards: int,
+    parity: int = 1,
+    previous: Layout | None = None,
+    weights: Sequence[float] | None = None,
+    anew: bool = False,
 ) -> Layout:
     """Deal chunks to shards.
 
     A chunk that exists keeps its stripe and shard, since its base lies there; a new one fills a hole, the
     shard with fewest bytes first, or opens a stripe; a removed one leaves a hole. Without a usable `previous`
     the chunks are dealt by size, largest first, so that the shards differ by at most one chunk.
+
+    With weights a shard takes part only in as many stripes as it has time for: the other stripes have a hole
+    there. A shard of the greatest weight is in every stripe, and the parity shard has as much as it.
 
     Parameters
     ----------
@@ -97,65 +107,93 @@ def assign(
         Number of parity shards, at most `MAX_PARITY`.
     previous : Layout, optional
         Of the checkpoint that is the delta base; ignored if it has another number of shards.
+    weights : sequence of float, optional
+        Bytes a second that the node of each data shard takes; only their ratios count. A new chunk goes where
+        it is done first; what is there already stays.
+    anew : bool
+        Deal every chunk as if it were new; the stripes get numbers that `previous` does not have.
 
     Returns
     -------
     Layout
         Every key of `sizes` exactly once; no stripe without a member.
+
+    Notes
+    -----
+    Of a layout without `previous`, let p be the bytes of a parity shard (the longest chunk of each stripe),
+    c the largest chunk, and w the weights divided by the greatest of them. The shard with most bytes has at
+    least p - c; every shard has at most w p, and at least w p - 2 c. So no node is busy for longer than one of
+    the greatest weight that takes the parity, and that has one chunk more than the largest data shard at most.
     """
     if shards < 1:
         raise LayoutError(f"the number of shards must be at least 1, got {shards}")
     kept: list[list[str | None]] = []
     ids: list[int] = []
-    if previous is not None and previous.shards == shards:
+    if previous is not None and previous.shards == shards and not anew:
         for stripe in previous.stripes:
             members = [key if key in sizes else None for key in stripe.members]
             if any(members):
                 kept.append(members)
                 ids.append(stripe.id)
-    loads = [0] * shards
+    loads = Loads(shards, weights)
     held: set[str] = set()
     for members in kept:
         for shard, key in enumerate(members):
             if key is not None:
-                loads[shard] += sizes[key]
+                loads.add(shard, sizes[key])
                 held.add(key)
     fresh = sorted((key for key in sizes if key not in held), key=lambda key: (-sizes[key], key))
     fresh = _fill_holes(kept, fresh, sizes, loads)
     next_id = max((s.id for s in previous.stripes), default=-1) + 1 if previous else 0
-    for start in range(0, len(fresh), shards):
-        group = fresh[start : start + shards]
-        # The largest of the group goes where least lies: the shards stay within one chunk of each other.
-        order = sorted(range(shards), key=lambda shard: (loads[shard], shard))
-        members = [None] * shards
-        for shard, key in zip(order, group, strict=False):
-            members[shard] = key
-            loads[shard] += sizes[key]
+    for members in _opened(fresh, sizes, loads, parity_bytes=_parity_bytes(kept, sizes), shards=shards):
         kept.append(members)
         ids.append(next_id)
         next_id += 1
     return Layout(shards, int(parity), tuple(Stripe(i, tuple(m)) for i, m in zip(ids, kept, strict=True)))
 
 
+def _opened(
+    fresh: list[str], sizes: Mapping[str, int], loads: Loads, *, parity_bytes: int, shards: int
+) -> Iterator[list[str | None]]:
+    """Yield the members of new stripes; `fresh` is sorted by size."""
+    start = 0
+    while start < len(fresh):
+        longest = sizes[fresh[start]]
+        parity_bytes += longest
+        takers = loads.takers(longest, parity_bytes) or loads.order()[:1]
+        members: list[str | None] = [None] * shards
+        # The largest of the group goes where least lies: the shards stay within one chunk of each other.
+        for shard, key in zip(takers, fresh[start : start + len(takers)], strict=False):
+            members[shard] = key
+            loads.add(shard, sizes[key])
+        start += len(takers)
+        yield members
+
+
 def _fill_holes(
-    kept: list[list[str | None]], fresh: list[str], sizes: Mapping[str, int], loads: list[int]
+    kept: list[list[str | None]], fresh: list[str], sizes: Mapping[str, int], loads: Loads
 ) -> list[str]:
-    """Put new chunks into holes, in place; return those that found none."""
-    holes: list[list[list[str | None]]] = [[] for _ in loads]
+    """Put new chunks into holes, in place; return those that found none, or no shard that has time."""
+    holes: dict[int, list[list[str | None]]] = {}
     for members in kept:
         for shard, key in enumerate(members):
             if key is None:
-                holes[shard].append(members)
+                holes.setdefault(shard, []).append(members)
+    parity_bytes = _parity_bytes(kept, sizes)
     left: list[str] = []
     for key in fresh:
-        open_shards = [shard for shard in range(len(loads)) if holes[shard]]
-        if not open_shards:
+        takers = loads.takers(sizes[key], parity_bytes, among=[shard for shard in holes if holes[shard]])
+        if not takers:
             left.append(key)
             continue
-        shard = min(open_shards, key=lambda s: (loads[s], s))
+        shard = takers[0]
         holes[shard].pop()[shard] = key
-        loads[shard] += sizes[key]
+        loads.add(shard, sizes[key])
     return left
+
+
+def _parity_bytes(stripes: Iterable[Iterable[str | None]], sizes: Mapping[str, int]) -> int:
+    return sum(max(sizes[key] for key in members if key is not None) for members in stripes)
 
 
 def parity_nbytes(stripe: Stripe, sizes: Mapping[str, int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 #: How much of a mean the newest value makes up.
@@ -56,6 +56,21 @@ class Outlook:
 
 
 UNKNOWN = Outlook()
+
+
+def weights_of(names: Sequence[str], outlooks: Mapping[str, Outlook]) -> tuple[float, ...]:
+    """Return the bytes a second that nodes take, going by real transfers.
+
+    Returns
+    -------
+    tuple of float
+        One of each name, all above 0; the median of the others where nothing is known, and 1 where nothing is
+        known of any.
+    """
+    paces = {name: outlooks.get(name, UNKNOWN).seconds_per_byte for name in names}
+    rates = {name: 1 / pace for name, pace in paces.items() if pace}
+    usual = statistics.median(rates.values()) if rates else 1.0
+    return tuple(rates.get(name, usual) for name in names)
 
 
 def _mean(before: float | None, newest: float) -> float:

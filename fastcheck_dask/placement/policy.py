@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -27,6 +27,13 @@ class Choice:
     nodes: tuple[NodeInfo, ...]
     #: Why this is less than was wanted; None when it is not.
     degraded: str | None = None
+    #: Bytes a second that each node takes, in their order; empty for shards of equal size.
+    weights: tuple[float, ...] = ()
+
+    def arranged(self, order: Sequence[int]) -> Choice:
+        """Return the same nodes with their shards exchanged: those at these places, in this order."""
+        nodes = tuple(self.nodes[place] for place in order)
+        return replace(self, nodes=nodes, weights=tuple(self.weights[p] for p in order if self.weights))
 
 
 def choose(

@@ -13,6 +13,7 @@ from fastcheck_dask.engine import compression
 from fastcheck_dask.engine import save as save_module
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS
+from fastcheck_dask.engine.recover import Recovery
 from fastcheck_dask.engine.sending import send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -25,6 +26,7 @@ from fastcheck_dask.errors import (
     TierFullError,
 )
 from fastcheck_dask.testing.encoder import InlineEncoder
+from fastcheck_dask.tiers.local import LocalTier
 
 NODES = ("n0", "n1", "n2", "n3")
 
@@ -595,3 +597,40 @@ def test_save_base_was_damaged_in_the_slot_goes_whole_where_it_was_refused(rig, 
     assert 0 < saved.stats.deltas < saved.stats.chunks
     assert saved.stats.replaced == {}
     assert loads(run, states.of(1, step=1), states)
+
+
+def weighted(run, shards, rates, **options):
+    """Choose nodes as the agent does that knows their rates by name."""
+    choice = run.choice(shards, **options)
+    return replace(choice, weights=tuple(float(rates[node.name]) for node in choice.nodes))
+
+
+def test_save_weighted_moves_chunks_once_and_every_generation_survives_any_loss(rig, states):
+    """Also the generations before and after the move, and the deltas that follow it."""
+    run = rig()
+    rates = {"n0": 10, "n1": 10, "n2": 10, "n3": 10}
+    sizes = {}
+    for step in range(7):
+        if step == 2:
+            rates = {"n0": 40, "n1": 10, "n2": 40, "n3": 5}
+        state = states.of(1, step=step, arrays=16)
+        saved = run.save(state, tag=f"t{step}", choice=weighted(run, 3, rates))
+        sizes[step] = (saved.record.nodes, saved.stats)
+        for name in saved.record.nodes if step in (1, 4, 6) else ():
+            run.nodes[name].fail("read", NodeUnavailableError(name, "lost"))
+            assert loads_without_local(run, state, states)
+            run.nodes[name].heal()
+    assert [step for step in range(1, 7) if sizes[step][0] != sizes[step - 1][0]] == [4]
+    nodes, stats = sizes[4]
+    # The two fastest, of which one has the parity, as much as the other.
+    assert nodes[-1] in ("n0", "n2")
+    of_node = {name: nbytes for name, (nbytes, _) in stats.transfers.items()}
+    assert of_node["n3"] < of_node["n1"] < min(of_node["n0"], of_node["n2"])
+    assert sizes[6][1].deltas > 0
+
+
+def loads_without_local(run, state, states):
+    """Say whether the nodes give the state; the slots stay as they are."""
+    recovery = Recovery(LocalTier("elsewhere", run.local.path / "elsewhere"), None, run.nodes.client)
+    recovered = asyncio.run(recovery.load(run.coordinator.commits("run-1")))
+    return states.same(recovered.state, state)

@@ -7,6 +7,7 @@ from fastcheck_dask.layout.stripes import Layout, assign, is_parity_key, parity_
 
 SIZES = st.dictionaries(st.text("abcdef/", min_size=1, max_size=4), st.integers(0, 1000), max_size=40)
 SHARDS = st.integers(1, 6)
+WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
 
 
 def keys_in(layout):
@@ -122,3 +123,72 @@ def test_layout_with_parity_that_cannot_be_computed_raises(shards, parity):
 def test_layout_without_shards_raises(shards):
     with pytest.raises(LayoutError, match="shards"):
         assign({"a": 1}, shards=shards)
+
+
+def parity_bytes(layout, sizes):
+    return sum(parity_nbytes(stripe, sizes) for stripe in layout.stripes)
+
+
+@given(SIZES, WEIGHTS, SIZES, WEIGHTS)
+def test_weighted_layout_holds_every_key_once_and_keeps_what_stays(first, weights, second, others):
+    others = (others * len(weights))[: len(weights)]
+    layout = assign(first, shards=len(weights), weights=weights)
+    following = assign(second, shards=len(weights), weights=others, previous=layout)
+    for dealt, sizes in ((layout, first), (following, second)):
+        assert keys_in(dealt) == sorted(sizes)
+        assert all(len(stripe.members) == len(weights) and any(stripe.members) for stripe in dealt.stripes)
+        assert len({stripe.id for stripe in dealt.stripes}) == len(dealt.stripes)
+    for key in set(first) & set(second):
+        before, after = layout.position[key], following.position[key]
+        assert (before[0].id, before[1]) == (after[0].id, after[1])
+
+
+@given(SIZES, WEIGHTS)
+def test_weighted_layout_gives_each_shard_what_its_node_takes_in_the_time(sizes, weights):
+    layout = assign(sizes, shards=len(weights), weights=weights)
+    total, largest = parity_bytes(layout, sizes), max(sizes.values(), default=0)
+    loads = shard_bytes(layout, sizes)
+    assert total - largest <= max(loads, default=0) <= total
+    for nbytes, weight in zip(loads, weights, strict=True):
+        wanted = total * weight / max(weights)
+        assert wanted - 2 * largest <= nbytes <= wanted * (1 + 1e-9)
+
+
+@given(SIZES, SHARDS, st.floats(0.1, 10))
+def test_weighted_layout_of_equal_weights_is_the_even_one(sizes, shards, weight):
+    assert assign(sizes, shards=shards, weights=[weight] * shards) == assign(sizes, shards=shards)
+
+
+@given(st.integers(0, 200), WEIGHTS, st.integers(1, 50))
+def test_weighted_layout_grows_by_weight(count, weights, more):
+    """Chunks that come later go where there is time, and holes of slow shards are no reason to fill them."""
+    before = {f"a{i}": 10 for i in range(count)}
+    sizes = before | {f"b{i}": 10 for i in range(more)}
+    layout = assign(before, shards=len(weights), weights=weights)
+    layout = assign(sizes, shards=len(weights), weights=weights, previous=layout)
+    total = parity_bytes(layout, sizes)
+    for nbytes, weight in zip(shard_bytes(layout, sizes), weights, strict=True):
+        assert total * weight / max(weights) - 40 <= nbytes <= total * weight / max(weights) * (1 + 1e-9)
+
+
+@given(SIZES, SIZES, WEIGHTS)
+def test_layout_anew_is_a_fresh_one_with_new_stripe_ids(sizes, former, weights):
+    shards = len(weights)
+    layout = assign(former, shards=shards)
+    anew = assign(sizes, shards=shards, weights=weights, previous=layout, anew=True)
+    fresh = assign(sizes, shards=shards, weights=weights)
+    assert [stripe.members for stripe in anew.stripes] == [stripe.members for stripe in fresh.stripes]
+    assert not {stripe.id for stripe in anew.stripes} & {stripe.id for stripe in layout.stripes}
+
+
+def test_layout_with_a_much_slower_node_leaves_it_out():
+    sizes = {f"c{i}": 10 for i in range(30)}
+    assert shard_bytes(assign(sizes, shards=2, weights=[1, 0.01]), sizes) == [300, 0]
+
+
+@pytest.mark.parametrize(
+    "weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], []]
+)
+def test_layout_of_impossible_weights_raises(weights):
+    with pytest.raises(LayoutError, match="2 weights above 0"):
+        assign({"a": 1}, shards=2, weights=weights)
