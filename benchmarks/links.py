@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.machine import console, describe, spread, table
+from benchmarks.shaped import in_host, network, nodes, why_not
 from fastcheck_dask import FastCheckManager
 from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.connect import connect
@@ -38,80 +35,6 @@ HOST_FACTOR = 3
 ROUNDS = 3
 #: At the rate of a node, seconds that a shard takes.
 SHARD_SECONDS = 2.0
-_PREFIX = f"fcb{os.getpid()}"
-_NODE = (
-    "import sys; from fastcheck_dask.node.process import storage; "
-    "sys.exit(storage(None, sys.argv[1], memory_bytes=2**31, name=sys.argv[2], rack=sys.argv[2], "
-    "host=sys.argv[3], insecure=True))"
-)
-
-
-def why_not() -> str | None:
-    """Say what is missing, if anything is."""
-    if os.geteuid() != 0:
-        return "root is needed to make network namespaces"
-    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    if missing:
-        return f"{' and '.join(missing)} cannot be found (iproute2)"
-    tried = subprocess.run(["ip", "netns", "add", f"{_PREFIX}T"], capture_output=True, text=True)
-    if tried.returncode:
-        return f"no network namespace can be made here: {tried.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", f"{_PREFIX}T"], check=True)
-    return None
-
-
-def _ip(namespace: str, *words: str) -> None:
-    subprocess.run(["ip", "-n", namespace, *words], check=True)
-
-
-def _link(name: str, address: str, mbit: int) -> None:
-    """Join a new namespace with the router by a link of its own, shaped at both ends."""
-    router, inner, outer = f"{_PREFIX}R", f"i{name}", f"o{name}"
-    subprocess.run(["ip", "netns", "add", f"{_PREFIX}{name}"], check=True)
-    _ip(router, "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", f"{_PREFIX}{name}")
-    _ip(router, "addr", "add", f"{address}.1/24", "dev", outer)
-    _ip(f"{_PREFIX}{name}", "addr", "add", f"{address}.2/24", "dev", inner)
-    for namespace, device in ((router, outer), (f"{_PREFIX}{name}", inner)):
-        _ip(namespace, "link", "set", device, "up")
-        shape = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"]
-        subprocess.run([*shape, "rate", f"{mbit}mbit", "burst", "256kb", "latency", "20ms"], check=True)
-    _ip(f"{_PREFIX}{name}", "link", "set", "lo", "up")
-    _ip(f"{_PREFIX}{name}", "route", "add", "default", "via", f"{address}.1")
-
-
-@contextlib.contextmanager
-def network(node_mbit: int) -> Iterator[None]:
-    """Make the namespaces: a router, ``H`` for the host, ``1`` to ``4`` for the nodes; no way out."""
-    names = ["R", "H", *(str(n) for n in range(1, NODES + 1))]
-    try:
-        subprocess.run(["ip", "netns", "add", f"{_PREFIX}R"], check=True)
-        forward = ["ip", "netns", "exec", f"{_PREFIX}R", "sysctl", "-qw", "net.ipv4.ip_forward=1"]
-        subprocess.run(forward, check=True)
-        _link("H", "10.77.0", HOST_FACTOR * node_mbit)
-        for number in range(1, NODES + 1):
-            _link(str(number), f"10.77.{number}", node_mbit)
-        yield
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", f"{_PREFIX}{name}"], capture_output=True)
-
-
-@contextlib.contextmanager
-def nodes(folder: Path, coordinator: str) -> Iterator[None]:
-    """Run a storage node in each namespace."""
-    running = []
-    try:
-        for number in range(1, NODES + 1):
-            arguments = [sys.executable, "-c", _NODE, coordinator, f"n{number}", f"10.77.{number}.2"]
-            with (folder / f"n{number}.log").open("wb") as log:
-                inside = ["ip", "netns", "exec", f"{_PREFIX}{number}", *arguments]
-                running.append(subprocess.Popen(inside, stdout=log, stderr=log))
-        yield
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
 
 
 def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
@@ -174,11 +97,14 @@ def main() -> None:
         console.print(f"links are not measured: {missing}")
         return
     console.print(describe())
-    with tempfile.TemporaryDirectory() as name, network(arguments.node_mbit):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        network([arguments.node_mbit] * NODES, HOST_FACTOR * arguments.node_mbit),
+    ):
         coordinator = f"sqlite:///{name}/coordinator.db"
-        with nodes(Path(name), coordinator):
+        with nodes(Path(name), coordinator, NODES):
             command = [sys.executable, "-m", "benchmarks.links", "--node-mbit", str(arguments.node_mbit)]
-            command = ["ip", "netns", "exec", f"{_PREFIX}H", *command, "--inside", name, coordinator]
+            command = [*in_host(), *command, "--inside", name, coordinator]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found = json.loads(output.splitlines()[-1])
     node = arguments.node_mbit * 1e6 / 8

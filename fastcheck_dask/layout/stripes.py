@@ -122,8 +122,8 @@ def assign(
     -----
     Of a layout without `previous`, let p be the bytes of a parity shard (the longest chunk of each stripe),
     c the largest chunk, and w the weights divided by the greatest of them. The shard with most bytes has at
-    least p - c; every shard has at most w p, and at least w p - 2 c. So no node is busy for longer than one of
-    the greatest weight that takes the parity, and that has one chunk more than the largest data shard at most.
+    least p - c; every shard has at most w p, and at least w p - 2 c. So no node is busy for longer than one
+    of the greatest weight that takes the parity, which is at most one chunk more than the largest data shard.
     """
     if shards < 1:
         raise LayoutError(f"the number of shards must be at least 1, got {shards}")
