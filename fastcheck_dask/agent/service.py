@@ -50,7 +50,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.placement.policy import Choice
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier, Slot
-from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.object_store import is_remote, open_store
 from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import clients_for
 
@@ -129,6 +129,7 @@ class SaveService:
             client,
             chains=ChainPolicy(settings.max_deltas, settings.full_hours) if incremental else None,
             retention=Retention.of(settings),
+            pacer=self._pacer if is_remote(config.location) else None,
         )
         self._lease = LeaseKeeper(
             config.run,

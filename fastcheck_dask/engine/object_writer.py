@@ -19,11 +19,27 @@ from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import BaseLink
 from fastcheck_dask.tiers.local import Slot
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.store import Parts, flat_view
 
 #: Raw bytes that one thread writes at a time, and how many do: while some wait for the disk others write.
 _RAW_BYTES = 8 * 2**20
 _RAW_WRITERS = 6
+
+
+@dataclass(frozen=True)
+class ChunkWriter:
+    """Writes chunks to a location, each when its turn comes."""
+
+    folder: CheckpointFolder
+    #: Holds them back; None where nothing does.
+    pacer: Pacer | None = None
+
+    async def write(self, directory: str, key: str, parts: Parts) -> None:
+        """Write one chunk; when this returns or raises, its memory is not used any more."""
+        if self.pacer is not None:
+            await self.pacer.turn().wait(sum(flat_view(part).nbytes for part in parts))
+        await in_thread(self.folder.write_chunk, directory, key, parts)
 
 
 @dataclass
@@ -42,7 +58,7 @@ class Written:
 
 
 async def write_encoded(
-    folder: CheckpointFolder,
+    writer: ChunkWriter,
     directory: str,
     snapshot: Snapshot,
     *,
@@ -55,7 +71,7 @@ async def write_encoded(
 
     Parameters
     ----------
-    folder, directory : CheckpointFolder, str
+    writer, directory : ChunkWriter, str
         Where to.
     snapshot : Snapshot
         What is written.
@@ -76,7 +92,7 @@ async def write_encoded(
             if chunk.nonfinite:
                 written.nonfinite.add(chunk.key)
         apart = [chunk for chunk in chunks if shared.get(chunk.key) != chunk.digest]
-        await write_chunks(folder, directory, [(c.key, (c.payload,)) for c in apart], written.meter)
+        await write_chunks(writer, directory, [(c.key, (c.payload,)) for c in apart], written.meter)
         written.deltas += sum(is_delta(chunk.payload) for chunk in apart)
 
     base = None if before is None else before.content
@@ -85,7 +101,7 @@ async def write_encoded(
 
 
 async def write_raw(
-    folder: CheckpointFolder,
+    writer: ChunkWriter,
     directory: str,
     snapshot: Snapshot,
     *,
@@ -115,14 +131,14 @@ async def write_raw(
         for keys in batches:
             chunks, seconds = await in_thread(prepare, keys)
             written.meter.encoded(sum(content.chunks[key].nbytes for key in keys), seconds)
-            await write_chunks(folder, directory, chunks, written.meter)
+            await write_chunks(writer, directory, chunks, written.meter)
 
     await together(lane() for _ in range(_RAW_WRITERS))
 
 
 async def write_chunks(
-    folder: CheckpointFolder, directory: str, chunks: Collection[tuple[str, Parts]], meter: Meter
+    writer: ChunkWriter, directory: str, chunks: Collection[tuple[str, Parts]], meter: Meter
 ) -> None:
     """Write chunks at once; when this returns or raises, their memory is not used any more."""
     with meter.sending(sum(flat_view(part).nbytes for _, parts in chunks for part in parts)):
-        await together(in_thread(folder.write_chunk, directory, key, parts) for key, parts in chunks)
+        await together(writer.write(directory, key, parts) for key, parts in chunks)

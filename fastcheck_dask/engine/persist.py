@@ -16,7 +16,7 @@ from typing import Any
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
 from fastcheck_dask.engine.chains import ChainPolicy, choose_base
 from fastcheck_dask.engine.compression import Meter
-from fastcheck_dask.engine.object_writer import Written, write_chunks, write_encoded, write_raw
+from fastcheck_dask.engine.object_writer import ChunkWriter, Written, write_chunks, write_encoded, write_raw
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.retention import Retention, retire
@@ -34,6 +34,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import BaseLink
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
@@ -96,6 +97,8 @@ class Persister:
         of the same one said otherwise before.
     retention : Retention, optional
         What stays when a newer checkpoint is complete; everything, unless given.
+    pacer : Pacer, optional
+        Holds back the chunks that this process writes.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class Persister:
         *,
         chains: ChainPolicy | None = None,
         retention: Retention | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
+        self._writer = ChunkWriter(folder, pacer)
         self._chains, self._retention = chains, retention or Retention()
         self._location, self._folder = location, folder
         self._encoder, self._coordinator, self._client = encoder, coordinator, client
@@ -279,11 +284,11 @@ class Persister:
         )
         written = Written(None if stored is None else stored.marker.link)
         if not compress:
-            await write_raw(self._folder, directory, snapshot, shared=shared, written=written)
+            await write_raw(self._writer, directory, snapshot, shared=shared, written=written)
             return written
         has_bits = stored is not None and before is not None and before.manifest.token == stored.marker.token
         await write_encoded(
-            self._folder,
+            self._writer,
             directory,
             snapshot,
             encoder=self._slot_encoder,
@@ -302,7 +307,7 @@ class Persister:
             for chunk in chunks:
                 if chunk.digest != source.manifest.digests[chunk.key]:
                     raise TierError(f"chunk {chunk.key} changed in shared memory while it was persisted")
-            await write_chunks(self._folder, directory, [(c.key, (c.payload,)) for c in chunks], Meter())
+            await write_chunks(self._writer, directory, [(c.key, (c.payload,)) for c in chunks], Meter())
             written += sum(chunk.payload.nbytes for chunk in chunks)
 
         jobs = list(jobs_for_objects(source.content, keys, budget_bytes=JOB_BYTES))
@@ -314,7 +319,7 @@ class Persister:
         written, manifest = 0, work.manifest
         try:
             async for chunk, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
-                await asyncio.to_thread(self._folder.write_chunk, work.directory, chunk.key, payload)
+                await self._writer.write(work.directory, chunk.key, (payload,))
                 written += payload.nbytes
         except UnrecoverableError as error:
             raise TierError(

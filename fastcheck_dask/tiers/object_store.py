@@ -6,7 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import is_url
@@ -14,6 +17,10 @@ from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.s3_location import S3Location
 from fastcheck_dask.tiers.store import ObjectStore
 
+#: File systems behind which there is a network; those in user space (``fuse.sshfs``) count as such, too.
+_REMOTE_FILE_SYSTEMS = frozenset(
+    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3")
+)
 _WANTED = "the path of a folder, or s3://bucket/folder"
 
 
@@ -48,6 +55,16 @@ def open_store(location: str, *, sleep: Callable[[float], None] = time.sleep) ->
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
         raise ConfigError(f"checkpoint directory {location!r}: wanted file:///absolute/path")
     return FolderStore(parts.path, sleep=sleep)
+
+
+def is_remote(location: str) -> bool:
+    """Say whether what is written to a location goes over the network, as far as the system tells."""
+    if is_url(location) and urlsplit(location).scheme == "s3":
+        return True
+    path = Path(os.path.realpath(urlsplit(location).path if is_url(location) else location))
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kinds = (mounts[folder] for folder in (path, *path.parents) if folder in mounts)
+    return next(kinds, "").partition(".")[0] in _REMOTE_FILE_SYSTEMS
 
 
 @lru_cache(maxsize=32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastcheck_dask.agent import service as service_module
 from fastcheck_dask.agent.service import RunConfig, SaveService
 from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import CommitRecord
@@ -23,6 +24,7 @@ from fastcheck_dask.engine.snapshot import describe
 from fastcheck_dask.errors import CoordinationError, TierError
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.tiers.local import LocalTier, SlotState
+from fastcheck_dask.tiers.pacing import Pacer
 
 NBYTES = 8192
 FLAT = flatten({"w": np.zeros(NBYTES // 4, np.float32)}, chunk_bytes=NBYTES // 2)
@@ -329,5 +331,39 @@ def test_records_coordinator_away_are_those_known_and_ours_since(
         monkeypatch.undo()
         assert [(r.generation, r.tag) for r in map(CommitRecord.from_bytes, known)] == [(1, "s0"), (2, "s1")]
         assert len(bench.service.records()) == 2
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_object_writes_wait_while_the_network_is_busy_if_they_go_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool
+) -> None:
+    monkeypatch.setattr(service_module, "is_remote", lambda _location: remote)
+    wait = Pacer.wait_until_free
+    asked: list[asyncio.Event] = []
+
+    async def noted(pacer: Pacer, seconds: float) -> float:
+        asked[0].set()
+        return await wait(pacer, seconds)
+
+    monkeypatch.setattr(Pacer, "wait_until_free", noted)
+
+    async def test(bench: Bench) -> None:
+        asked.append(asyncio.Event())
+        await bench.service.start()
+        bench.snapshot(0, 0)
+        bench.service.set_busy(True)
+        saving = asyncio.create_task(bench.save(0, 0))
+        await asyncio.wait(
+            [saving, asyncio.create_task(asked[0].wait())], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert asked[0].is_set() is remote
+        assert saving.done() is not remote
+        assert bool(list(bench.folder.glob("objects/*/w/c/*"))) is not remote
+        bench.service.set_busy(False)
+        asked[0].set()
+        await saving
+        assert bench.events("persisted") == [("persisted", 0)]
 
     run(tmp_path, test)

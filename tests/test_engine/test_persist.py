@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from fastcheck_dask.engine.compression import CompressionPolicy
-from fastcheck_dask.engine.object_writer import write_raw
+from fastcheck_dask.engine.object_writer import ChunkWriter, write_raw
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -399,3 +399,34 @@ def test_persist_checkpoint_without_arrays(rig):
     saved = run.save({"step": 3, "bias": np.arange(4)})
     run.persist(saved, from_host=False)
     assert open_store(run.folder.store.location).exists(MARKER)
+
+
+class CountingPacer:
+    """Lets everything through, and counts it."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def turn(self):
+        return self
+
+    async def wait(self, nbytes):
+        self.sizes.append(nbytes)
+
+
+@pytest.mark.parametrize("way", ["from the slot", "rebuilt", "always", "never", "by the nodes"])
+def test_persist_chunks_that_the_host_writes_are_paced_and_no_others(rig, states, save_alone, way):
+    run, pacer = rig(), CountingPacer()
+    run.persister._writer = ChunkWriter(run.folder, pacer)
+    if way in ("always", "never"):
+        saved = save_alone(run, states.of(1), CompressionPolicy(way, 1))
+        expected = list(saved.manifest.chunks)
+    else:
+        saved = run.save(states.of(1))
+        if way == "by the nodes":
+            expected = []
+        else:
+            run.nodes["n0"].down = True
+            expected = list(saved.manifest.layout.keys_of(0))
+        run.persist(saved, from_host=way == "from the slot")
+    assert sorted(pacer.sizes) == sorted(run.folder.store.size(f"{NAME}/{key}") for key in expected)
