@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,7 @@ def settings(**overrides: Any) -> Settings:
         If an option is unknown, or a value cannot be used; the message names the option and its key, what is
         wanted and what came.
     """
-    get = _Reader(overrides)
+    get = Reader(overrides, _FIELDS)
     cpus = get("encoder_cpus", "encoder-cpus", _cpus)
     return Settings(
         chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
@@ -210,15 +210,29 @@ def settings(**overrides: Any) -> Settings:
     )
 
 
-class _Reader:
-    """Gives values by the name of their option: the override if there is one, or what is configured."""
+class Reader:
+    """Gives values by the name of their option: the override if there is one, or what is configured.
 
-    def __init__(self, overrides: dict[str, Any]) -> None:
-        unknown = sorted(overrides.keys() - set(_FIELDS) - set(_FIELDS.values()))
+    Parameters
+    ----------
+    overrides : dict of str to object
+        By option or field; None counts as not given.
+    fields : mapping of str to str
+        The options that there are, and the field that each of them sets.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such option.
+    """
+
+    def __init__(self, overrides: dict[str, Any], fields: Mapping[str, str]) -> None:
+        unknown = sorted(overrides.keys() - set(fields) - set(fields.values()))
         if unknown:
             raise ConfigError(
-                f"there is no option {unknown[0]!r}; the options are {', '.join(sorted(_FIELDS))}"
+                f"there is no option {unknown[0]!r}; the options are {', '.join(sorted(fields))}"
             )
+        self._fields = fields
         self._overrides = {name: value for name, value in overrides.items() if value is not None}
 
     def __call__(
@@ -229,9 +243,16 @@ class _Reader:
         *,
         within: tuple[float, float] | None = None,
     ) -> Any:
+        """Return the value of an option, converted.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be used.
+        """
         value = None
         try:
-            for given in (name, _FIELDS[name]):
+            for given in (name, self._fields[name]):
                 if given in self._overrides:
                     value = self._overrides[given]
                     break

@@ -66,6 +66,15 @@ def default_node_name() -> str:
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus there; 0 for any."
 )
+@click.option("--scrub-every", help="Between two passes over all that the node stores: '10 minutes', never.")
+@click.option("--scrub-rate", help="How fast they read: '64 MiB' a second.")
+@click.option(
+    "--drill-every", help="Between two restore drills of a run while this node is master: '1 h', never."
+)
+@click.option("--drill-rate", help="How fast they read: '64 MiB' a second.")
+@click.option("--repair-every", help="How often the master looks for what is to be repaired: '2 s'.")
+@click.option("--repair-rate", help="What a repair brings to a node: '100 MB' a second, none for no limit.")
+@click.option("--sweep-every", help="How often the master looks for leases that have ended: '5 s'.")
 @click.option("--insecure", is_flag=True, help="Listen on other than loopback: the network is trusted.")
 def storage(
     scheduler: str | None,
@@ -80,9 +89,15 @@ def storage(
     port: int,
     metrics_port: int | None,
     insecure: bool,
+    **rates: str | None,
 ) -> None:
-    """Run a storage node until SIGTERM or Ctrl-C."""
+    """Run a storage node until SIGTERM or Ctrl-C.
+
+    What is not given of its background work (--scrub-every and the options after it) is as configured
+    (fastcheck.storage).
+    """
     from fastcheck_dask.master.storage_node import master_of_nodes
+    from fastcheck_dask.node.background import background
     from fastcheck_dask.node.process import run_storage
     from fastcheck_dask.tiers.wire import listen_address
 
@@ -90,6 +105,11 @@ def storage(
         listen_address(host, port, insecure=insecure)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--host") from error
+    given = {name: value for name, value in rates.items() if value is not None}
+    try:
+        background(**given)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     run_storage(
         scheduler,
         coordinator,
@@ -103,4 +123,5 @@ def storage(
         metrics_port=metrics_port,
         insecure=insecure,
         service_of=master_of_nodes,
+        **given,
     )

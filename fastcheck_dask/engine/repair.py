@@ -20,6 +20,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
@@ -45,6 +46,8 @@ class RepairOrder:
     location: str | None = None
     #: What the shard is likely to take on the node.
     reserve_bytes: int = 0
+    #: What it may bring to the node in a second; None: no limit.
+    bytes_per_second: float | None = None
 
     @property
     def moved(self) -> CommitRecord:
@@ -108,7 +111,7 @@ async def repair_shard(order: RepairOrder, client: Callable[[str, str], PeerClie
         absent = await node.adopt(
             *identity, shard=order.shard, manifest=data, reserve_bytes=order.reserve_bytes
         )
-        load = _Load(node, manifest)
+        load = _Load(node, manifest, Pacer(order.bytes_per_second))
         async with aclosing(
             rebuilt(manifest, absent, record=record, client=client, stored=stored, without=order.gone)
         ) as chunks:
@@ -152,13 +155,15 @@ def _asked(order: RepairOrder) -> CommitRecord:
 class _Load:
     """Chunks on their way to a node, some in each message."""
 
-    def __init__(self, node: PeerClient, manifest: Manifest) -> None:
+    def __init__(self, node: PeerClient, manifest: Manifest, pacer: Pacer) -> None:
+        self._pacer = pacer
         self._node, self._identity = node, (manifest.run, manifest.generation, manifest.token)
         self._waiting: list[tuple[Descriptor, Bits]] = []
         self.repaired = Repaired(0, 0, 0)
 
     async def add(self, descriptor: Descriptor, payload: Bits) -> None:
-        """Take one more; send what waits when it is enough for a message."""
+        """Take one more, when its turn comes; send what waits when it is enough for a message."""
+        await self._pacer.wait_for_tokens(payload.nbytes)
         self._waiting.append((descriptor, payload))
         nbytes = sum(waiting.nbytes for _, waiting in self._waiting)
         if nbytes >= _MESSAGE_BYTES or len(self._waiting) == MESSAGE_CHUNKS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastcheck_dask.coordination.base import CommitRecord, NodeInfo
 from fastcheck_dask.engine.repair import RepairOrder
@@ -29,6 +30,7 @@ def repair_plan(
     *,
     given_up: Collection[str] = (),
     location: str | None = None,
+    bytes_per_second: float | None = None,
 ) -> RepairPlan:
     """Plan the repair of one generation.
 
@@ -46,7 +48,10 @@ def repair_plan(
         Nodes that have been silent for so long that they count as lost.
     location : str, optional
         Of the object tier; None if it does not have the generation.
+    bytes_per_second : float, optional
+        How fast a repair may be. A node that is about to end waits for nothing.
     """
+    limited = partial(replace, bytes_per_second=bytes_per_second)
     gone = [s for s in shards if s.condition == "gone" or (s.condition == "silent" and s.node in given_up)]
     if len(gone) > record.parity and location is None:
         names = ", ".join(s.node for s in gone)
@@ -62,12 +67,12 @@ def repair_plan(
             lacking.append(state.node)
             continue
         order = _order(record, state.shard, target, found, location)
-        orders.append(replace(order, gone=tuple(sorted(left))))
+        orders.append(limited(order, gone=tuple(sorted(left))))
         record, left = order.moved, left - {state.shard}
     for state in shards:
         if state.condition == "damaged":
             order = _order(record, state.shard, found.nodes[state.node], found, location)
-            orders.append(replace(order, gone=tuple(sorted({*left, state.shard}))))
+            orders.append(limited(order, gone=tuple(sorted({*left, state.shard}))))
         elif state.condition == "leaving" or _leaves(state, found):
             target = _target(record, state, found)
             if target is None:

@@ -50,6 +50,8 @@ class RepairDuty:
         Does an order.
     interval_seconds : float
         Pause between two rounds.
+    bytes_per_second : float, optional
+        What one repair may bring to a node.
     clock : Clock
         Monotonic.
     """
@@ -63,10 +65,12 @@ class RepairDuty:
         repair: Repairer,
         *,
         interval_seconds: float = 2.0,
+        bytes_per_second: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._coordinator, self._client, self._repair = coordinator, client, repair
         self.interval_seconds = interval_seconds
+        self._bytes_per_second = bytes_per_second
         self._clock = clock
         self._silent: Counter[str] = Counter()
         #: When another node comes or goes, what failed is tried again at once.
@@ -144,6 +148,7 @@ class RepairDuty:
             found,
             given_up={name for name, rounds in self._silent.items() if rounds >= SILENT_ROUNDS},
             location=description.location if description is not None and record.persisted else None,
+            bytes_per_second=self._bytes_per_second,
         )
 
     async def _do(self, leadership: Leadership, order: RepairOrder) -> CommitRecord:

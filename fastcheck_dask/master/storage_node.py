@@ -14,10 +14,13 @@ from fastcheck_dask.master.recoverable import DrillDuty, RecoverableDuty
 from fastcheck_dask.master.repairer import DaskRepairer, repair_here
 from fastcheck_dask.master.repairing import RepairDuty
 from fastcheck_dask.master.service import MasterService
+from fastcheck_dask.node.background import Background, background
 from fastcheck_dask.tiers.peer import PeerClient
 
 
-def master_of_nodes(coordinator: Coordinator, scheduler: str | None = None) -> Service:
+def master_of_nodes(
+    coordinator: Coordinator, scheduler: str | None = None, *, work: Background | None = None
+) -> Service:
     """Return what a storage node does while it leads.
 
     Parameters
@@ -26,17 +29,31 @@ def master_of_nodes(coordinator: Coordinator, scheduler: str | None = None) -> S
         That of the node.
     scheduler : str, optional
         Address of the Dask scheduler on whose workers repairs run, if it is there.
+    work : Background, optional
+        How often and how fast; as it is configured, unless given.
     """
+    found = work or background()
     repair = repair_here if scheduler is None else DaskRepairer(scheduler)
 
     def duties() -> Sequence[Duty]:
         return (
             PersistDuty(coordinator, PeerClient),
-            LeaseSweepDuty(coordinator, _end_lease),
+            LeaseSweepDuty(coordinator, _end_lease, interval_seconds=found.sweep_seconds),
             NodeWatchDuty(coordinator),
-            RepairDuty(coordinator, PeerClient, repair),
+            RepairDuty(
+                coordinator,
+                PeerClient,
+                repair,
+                interval_seconds=found.repair_seconds,
+                bytes_per_second=found.repair_bytes_per_second,
+            ),
             RecoverableDuty(coordinator, PeerClient),
-            DrillDuty(coordinator, PeerClient),
+            DrillDuty(
+                coordinator,
+                PeerClient,
+                drill_seconds=found.drill_seconds,
+                bytes_per_second=found.drill_bytes_per_second,
+            ),
         )
 
     return MasterService(duties)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from distributed.comm.addressing import get_address_host
 
@@ -21,6 +21,7 @@ from fastcheck_dask.coordination.election import Service
 from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.metrics.optional import serve_metrics, show_metrics
+from fastcheck_dask.node.background import Background, background
 from fastcheck_dask.node.control import keep_worker
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.draining import drained
@@ -29,7 +30,7 @@ from fastcheck_dask.node.life import NodeLife
 from fastcheck_dask.node.machine import check_memory, memory_limit_bytes
 from fastcheck_dask.node.merge_queue import MergeQueue
 from fastcheck_dask.node.plugin import StoragePlugin
-from fastcheck_dask.node.scrubber import PAUSE_SECONDS, Scrubber
+from fastcheck_dask.node.scrubber import Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.node.states import NodeStates
 from fastcheck_dask.node.vitals import Vitals
@@ -45,8 +46,14 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_BYTES = 128 * 2**10
 
-#: Makes the service of a master, given the coordinator and the address of the Dask scheduler.
-ServiceOf = Callable[[Coordinator, str | None], Service]
+
+class ServiceOf(Protocol):
+    """Makes the service of a master."""
+
+    def __call__(self, coordinator: Coordinator, scheduler: str | None, *, work: Background) -> Service:
+        """Return it; `scheduler` is the address of Dask's."""
+        ...
+
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +70,9 @@ def storage(
     insecure: bool = False,
     service_of: ServiceOf | None = None,
     ring: int = DEFAULT_RING,
-    scrub_seconds: float = PAUSE_SECONDS,
     metrics_port: int | None = None,
     drain_seconds: float = 0.0,
+    **rates: Any,
 ) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
@@ -88,9 +95,9 @@ def storage(
             insecure=insecure,
             service_of=service_of,
             ring=ring,
-            scrub_seconds=scrub_seconds,
             metrics_port=metrics_port,
             drain_seconds=drain_seconds,
+            **rates,
         )
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
@@ -110,9 +117,9 @@ def run_storage(
     insecure: bool = False,
     service_of: ServiceOf | None = None,
     ring: int = DEFAULT_RING,
-    scrub_seconds: float = PAUSE_SECONDS,
     metrics_port: int | None = None,
     drain_seconds: float = 0.0,
+    **rates: Any,
 ) -> None:
     """Run a storage node; returns after SIGTERM or SIGINT, when it is drained.
 
@@ -132,8 +139,8 @@ def run_storage(
         its Dask worker.
     ring : int
         Older generations of each run that are kept besides the newest while there is room; 0 for none.
-    scrub_seconds : float
-        Between two passes over all that is stored, in which its checksums are compared.
+    **rates
+        Of the background work, see :func:`background`.
     drain_seconds : float
         How long the node waits at most, after the first signal, until its shards are on other nodes, or in
         the object tier if no node can take them. A second signal ends the waiting.
@@ -161,6 +168,7 @@ def run_storage(
     check_memory(memory_bytes, memory_limit_bytes())
     if ring < 0:
         raise ConfigError(f"a storage node keeps 0 or more older generations, got {ring}")
+    work = background(**rates)
     _give_memory_back()
     with ExitStack() as stack:
         found = settings()
@@ -171,13 +179,15 @@ def run_storage(
         )
         stack.callback(coordinator.close)
         store = ShardStore(name, memory_bytes, ring=ring)
-        scrubber = Scrubber(store, pause_seconds=scrub_seconds)
+        scrubber = Scrubber(
+            store, pause_seconds=work.scrub_seconds, bytes_per_second=work.scrub_bytes_per_second
+        )
         stack.callback(scrubber.close)
         housekeeper = Housekeeper(store, coordinator)
         stack.callback(housekeeper.close)
         queue = MergeQueue(store)
         stack.callback(queue.close)
-        service = None if service_of is None else service_of(coordinator, scheduler)
+        service = None if service_of is None else service_of(coordinator, scheduler, work=work)
         states = NodeStates(name, coordinator.entries, store.status, service=service)
         vitals = Vitals(store, scrubber, lambda: states.leads)
         server = DataServer(

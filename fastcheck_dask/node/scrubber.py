@@ -29,7 +29,7 @@ class Scrubber:
     bytes_per_second : float
         How fast it reads.
     pause_seconds : float
-        Between two passes, and before the first.
+        Between two passes, and before the first; may be infinite.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Scrubber:
         self._thread.join()
 
     def _work(self) -> None:
-        while not self._closing.wait(self._pause_seconds):
+        while not self._closing.wait(min(self._pause_seconds, threading.TIMEOUT_MAX)):
             try:
                 self._pass()
             except Exception:  # the thread outlives whatever a check raises

@@ -37,6 +37,7 @@ def test_storage_all_options_reach_the_node(ran):
         *("--scheduler", "tcp://127.0.0.1:8786", "--coordinator", "zk://a:2181/root", "--memory", "2GiB"),
         *("--name", "n1", "--rack", "r1", "--host", "0.0.0.0", "--port", "4711", "--insecure"),
         *("--ring", "3", "--metrics-port", "9400", "--drain-timeout", "2 m"),
+        *("--drill-every", "never", "--repair-rate", "100 MB"),
     ]
     result = CliRunner().invoke(cli.dask_group, ["storage", *arguments])
     assert result.exit_code == 0, result.output
@@ -54,6 +55,8 @@ def test_storage_all_options_reach_the_node(ran):
                 "metrics_port": 9400,
                 "insecure": True,
                 "service_of": master_of_nodes,
+                "drill_every": "never",
+                "repair_rate": "100 MB",
             },
         )
     ]
@@ -83,6 +86,8 @@ def test_storage_without_name_takes_host_and_pid(ran):
         ([*GOOD, "--ring", "-1"], "--ring"),
         ([*GOOD, "--drain-timeout", "soon"], "'soon'"),
         ([*GOOD, "--drain-timeout", "-1 s"], "0 or more"),
+        ([*GOOD, "--scrub-every", "often"], "fastcheck.storage.scrub-every"),
+        ([*GOOD, "--repair-rate", "1 kB"], "100,000 bytes a second"),
         ([*GOOD, "--name", "no/slash"], "no/slash"),
         ([*GOOD, "--rack", ""], "--rack"),
         ([*GOOD, "--port", "70000"], "70000"),

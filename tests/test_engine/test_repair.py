@@ -18,6 +18,7 @@ from fastcheck_dask.errors import (
     StaleBaseError,
     UnrecoverableError,
 )
+from fastcheck_dask.tiers import pacing
 
 SPARE = "n4"
 
@@ -226,3 +227,25 @@ def test_save_that_commits_meanwhile_makes_the_repair_moot(run: Any, states: Any
 def test_order_as_plain_values_is_the_same(run: Any, states: Any) -> None:
     order = order_of(run, run.save(states.of(1)), 2, location="/x", reserve_bytes=5)
     assert RepairOrder.from_plain(order.to_plain()) == order
+
+
+@pytest.mark.parametrize("limit", [None, 1e6])
+def test_repair_takes_of_its_limit_what_it_brings(
+    run: Any, states: Any, monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    taken: list[tuple[float, int]] = []
+
+    class Bucket:
+        def __init__(self, rate: float, *_: Any) -> None:
+            self._rate = rate
+
+        def take(self, nbytes: int) -> float:
+            taken.append((self._rate, nbytes))
+            return 0.0
+
+    monkeypatch.setattr(pacing, "TokenBucket", Bucket)
+    saved = run.save(states.of(1))
+    run.nodes["n0"].down = True
+    found = repaired(run, order_of(run, saved, 0, bytes_per_second=limit))
+    assert sum(nbytes for _, nbytes in taken) == (0 if limit is None else found.sent_bytes)
+    assert {rate for rate, _ in taken} <= {1e6}

@@ -218,3 +218,10 @@ def test_plan_never_puts_two_shards_on_one_node_nor_reads_what_is_gone(changes: 
         assert lost <= set(order.gone)
         lost.discard(order.shard)
     assert replace(record, nodes=RECORD.nodes, addresses=RECORD.addresses) == RECORD
+
+
+def test_plan_limits_repairs_and_not_what_leaves_a_node_that_ends():
+    leaving = (node("n2", state="draining"), report())
+    plan = planned(surveyed(n0=IDLE, n1=DAMAGED, n2=leaving), location="/objects", bytes_per_second=1e6)
+    found = {order.shard: order.bytes_per_second for order in plan.orders}
+    assert found == {0: 1e6, 1: 1e6, 2: None}
