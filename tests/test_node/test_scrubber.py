@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,4 +86,9 @@ def test_rate_bounds_what_is_read(store: ShardStore, author: Any, chunks: Any, s
     scrubber = scrub(store, pause_seconds=0.0, bytes_per_second=1.0)
     # The first chunk alone takes more than an hour: closing must not wait for it.
     scrubber.close()
+    assert scrubber.report()["scrub"]["passes"] == 0
+
+
+def test_scrubber_that_shall_never_read_ends_at_once(scrub: Any) -> None:
+    scrubber = scrub(ShardStore("n", 1000), pause_seconds=math.inf)
     assert scrubber.report()["scrub"]["passes"] == 0
