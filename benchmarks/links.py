@@ -58,11 +58,12 @@ def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
             "encoders": 1,
             "chunk_bytes": "1 MiB",
         }
-        saves, loads = [], []
+        saves, sending, loads = [], [], []
         with FastCheckManager(folder / f"c{shards}", local_dir=folder / "local", **options) as manager:
             for number in range(ROUNDS):
                 handle = manager.save_async(state, f"s{number}").wait("peers")
                 saves.append(handle.stats["sent_bytes"] / handle.stats["save_seconds"])
+                sending.append(handle.stats["link_bytes_per_second"])
         for number in range(ROUNDS):
             elsewhere = folder / f"other{shards}{number}"
             with FastCheckManager(folder / f"c{shards}", local_dir=elsewhere, **options) as manager:
@@ -70,7 +71,7 @@ def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
                 assert manager.last_load is not None
                 assert manager.last_load.source == "peers"
                 loads.append(manager.last_load.received_bytes / manager.last_load.seconds)
-        found[str(shards)] = {"saves": saves, "loads": loads}
+        found[str(shards)] = {"saves": saves, "sending": sending, "loads": loads}
     return found
 
 
@@ -80,6 +81,8 @@ def _row(shards: int, found: dict[str, list[float]], node: float) -> list[str]:
     row = [str(shards)]
     for rates, most in ((found["saves"], most_out), (found["loads"], most_in)):
         row += [f"{most / 1e6:.0f}", spread(rates, "", 1e-6), f"{sorted(rates)[len(rates) // 2] / most:.2f}"]
+    # Without what a save takes before the first byte and after the last one.
+    row.insert(4, f"{sorted(found['sending'])[len(found['sending']) // 2] / most_out:.2f}")
     return row
 
 
@@ -110,7 +113,7 @@ def main() -> None:
     node = arguments.node_mbit * 1e6 / 8
     table(
         f"MB/s over shaped links: {arguments.node_mbit} Mbit/s a node, {HOST_FACTOR} times that at the host",
-        ["N", "save: shaped", "reached", "share", "load: shaped", "reached", "share"],
+        ["N", "save: shaped", "reached", "share", "while sending", "load: shaped", "reached", "share"],
         [_row(shards, found[str(shards)], node) for shards in (1, 2, 3)],
     )
     console.print(

@@ -11,6 +11,9 @@ from fastcheck_dask.layout.stripes import MAX_PARITY, Layout, Stripe, parity_nby
 
 #: Chunks that a message to one node carries or names: their descriptors have to fit its header.
 MESSAGE_CHUNKS = 512
+#: The first job of a save for storage nodes has this part of the bytes of one, and each one after it twice as
+#: many: the links have something to do while a larger one is being encoded.
+FIRST_PART = 8
 #: A range of a slot's data: offset and length in bytes.
 Piece = tuple[int, int]
 
@@ -105,7 +108,7 @@ def jobs_for_peers(
     whole : collection of str
         Keys that their node has no base for.
     budget_bytes : int
-        Most raw bytes of a job, unless a single stripe has more.
+        Most raw bytes of a job, unless a single stripe has more. The first ones have less.
     only : collection of str, optional
         Keys to which it is confined.
 
@@ -119,7 +122,7 @@ def jobs_for_peers(
     groups: Iterable[list[Task]] = _stripe_tasks(content, base, whole)
     if only is not None:
         groups = filter(None, ([task for task in group if task.key in only] for group in groups))
-    yield from _batched(groups, budget_bytes)
+    yield from _batched(groups, budget_bytes, first_bytes=max(1, budget_bytes // FIRST_PART))
 
 
 def jobs_for_objects(
@@ -150,14 +153,18 @@ def batches_of(
         yield batch
 
 
-def _batched(groups: Iterable[Sequence[Task]], budget_bytes: int) -> Iterator[Job]:
+def _batched(
+    groups: Iterable[Sequence[Task]], budget_bytes: int, *, first_bytes: int | None = None
+) -> Iterator[Job]:
     waiting: list[Task] = []
     size = count = 0
+    limit = budget_bytes if first_bytes is None else first_bytes
     for group in groups:
         group_size = sum(task.nbytes for task in group)
-        if waiting and (size + group_size > budget_bytes or count == MESSAGE_CHUNKS):
+        if waiting and (size + group_size > limit or count == MESSAGE_CHUNKS):
             yield Job(tuple(waiting))
             waiting, size, count = [], 0, 0
+            limit = min(2 * limit, budget_bytes)
         waiting += group
         size += group_size
         count += 1

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcheck_dask.engine.plan import (
+    FIRST_PART,
     MESSAGE_CHUNKS,
     Content,
     batches_of,
@@ -122,10 +123,13 @@ def test_jobs_for_peers_hold_every_chunk_once_within_budget(state, shards, parit
         stripes = {content.layout.position[task.key][0].id for task in job.tasks}
         assert job.raw_bytes <= budget or len(stripes) == 1
         assert job.raw_bytes == sum(task.nbytes for task in job.tasks)
-    for left, right in itertools.pairwise(jobs):
+    limits = [min(budget, max(1, budget // FIRST_PART) * 2**number) for number in range(len(jobs))]
+    for (left, right), limit in zip(itertools.pairwise(jobs), limits, strict=False):
         first = content.layout.position[right.tasks[0].key][0]
         of_first = sum(t.nbytes for t in right.tasks if content.layout.position[t.key][0] == first)
-        assert left.raw_bytes + of_first > budget
+        assert left.raw_bytes + of_first > limit
+    for job, limit in zip(jobs, limits, strict=True):
+        assert job.raw_bytes <= limit or len({content.layout.position[t.key][0].id for t in job.tasks}) == 1
     for task in (task for job in jobs for task in job.tasks):
         stripe, shard = content.layout.position[task.key]
         assert task.shard == shard
