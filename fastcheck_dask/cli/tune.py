@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcheck_dask.cli.arguments import checked_memory, checked_name
+from fastcheck_dask.cli.arguments import checked_memory, checked_name, checked_scheduler
 from fastcheck_dask.cli.command import Command
 from fastcheck_dask.errors import ConfigError
 
@@ -29,20 +29,37 @@ if TYPE_CHECKING:
     callback=checked_memory,
     help="How much of the checkpoint is measured, spread over its tensors.",
 )
-def tune(checkpoint_dir: Path, *, tag: str | None, plot: Path | None, sample: int) -> None:
+@click.option(
+    "--scheduler", callback=checked_scheduler, help="Also measure the links to the storage nodes of it."
+)
+@click.option("--coordinator", help="The same, of this coordinator.")
+def tune(
+    checkpoint_dir: Path,
+    *,
+    tag: str | None,
+    plot: Path | None,
+    sample: int,
+    scheduler: str | None,
+    coordinator: str | None,
+) -> None:
     """Measure the codecs on your own checkpoint: ratio and speed by prefix bits, and as a delta.
 
-    Only reads: a run that saves into the folder goes on undisturbed.
+    Only reads: a run that saves into the folder goes on undisturbed. With storage nodes (--scheduler or
+    --coordinator) it also measures the links to them, and says how many data shards and encoders fit.
     """
     from rich.console import Console
 
     from fastcheck_dask.engine import tuning, tuning_report
+    from fastcheck_dask.manager import links_report
     from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
     from fastcheck_dask.tiers.object_store import open_store
 
     draw = None if plot is None else _drawer()
     found = tuning.tune(CheckpointFolder(open_store(str(checkpoint_dir))), tag=tag, sample_bytes=sample)
-    tuning_report.show(Console(), found)
+    console = Console()
+    tuning_report.show(console, found)
+    if scheduler is not None or coordinator is not None:
+        links_report.run(console, scheduler=scheduler, coordinator=coordinator, tuning=found)
     if draw is not None and plot is not None:
         try:
             draw(plot, found)

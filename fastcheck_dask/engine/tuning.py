@@ -117,6 +117,18 @@ class Tuning:
     #: Bytes of the tensors that the storage nodes were not sent, being casts of others.
     derived_bytes: int
 
+    @property
+    def auto(self) -> Measured:
+        """What "auto" made of all samples together; each kind counts by the bytes that there are of it."""
+        parts = [(curve.prefix["auto"], curve.total_bytes) for curve in self.curves]
+        total = sum(nbytes for _, nbytes in parts)
+        return Measured(
+            total,
+            round(sum(nbytes / measured.ratio for measured, nbytes in parts)),
+            sum(nbytes / measured.encode_bytes_per_second for measured, nbytes in parts),
+            sum(nbytes / measured.decode_bytes_per_second for measured, nbytes in parts),
+        )
+
 
 class _Sample(NamedTuple):
     path: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.coordination.connect import connect
+from fastcheck_dask.engine.tuning import Measured, Tuning
 from fastcheck_dask.errors import TooFewNodesError
 from fastcheck_dask.manager.arguments import check_address, coordinator_url
 from fastcheck_dask.manager.scheduler import coordinator_of
@@ -21,8 +23,12 @@ from fastcheck_dask.tiers.peer import clients_for
 TOO_FEW_TO_TELL = 0.3
 
 
-def run(console: Console, *, scheduler: str | None, coordinator: str | None) -> None:
+def run(
+    console: Console, *, scheduler: str | None, coordinator: str | None, tuning: Tuning | None = None
+) -> None:
     """Measure the links to the registered nodes and show what they mean.
+
+    With a `tuning` also how many encoders keep them busy on that checkpoint.
 
     Raises
     ------
@@ -45,12 +51,19 @@ def run(console: Console, *, scheduler: str | None, coordinator: str | None) -> 
         session.close()
     if not nodes:
         raise TooFewNodesError(1, 0, "start some (`dask fastcheck storage`)")
-    measured = asyncio.run(measure(nodes, clients_for(found)))
-    show(console, nodes, measured, encoders=found.encoders, parity=found.parity)
+    rates = asyncio.run(measure(nodes, clients_for(found)))
+    auto = None if tuning is None else tuning.auto
+    show(console, nodes, rates, encoders=found.encoders, parity=found.parity, auto=auto)
 
 
 def show(
-    console: Console, nodes: list[NodeInfo], found: Bandwidths, *, encoders: int, parity: int = 1
+    console: Console,
+    nodes: list[NodeInfo],
+    found: Bandwidths,
+    *,
+    encoders: int,
+    parity: int = 1,
+    auto: Measured | None = None,
 ) -> None:
     """Show the tables and the conclusions."""
     table = Table(box=SIMPLE_HEAD)
@@ -62,12 +75,27 @@ def show(
         table.add_row(node.name, node.rack, *(f"{rate / 1e6:.0f}" for rate in rates))
     table.add_row("all at once", "", f"{found.out / 1e6:.0f}", f"{found.into / 1e6:.0f}")
     console.print(table)
-    for line in conclusions(found, nodes=len(nodes), encoders=encoders, parity=parity):
+    for line in conclusions(found, nodes=len(nodes), encoders=encoders, parity=parity, auto=auto):
         console.print(line, highlight=False)
 
 
-def conclusions(found: Bandwidths, *, nodes: int, encoders: int, parity: int = 1) -> list[str]:
+def conclusions(
+    found: Bandwidths, *, nodes: int, encoders: int, parity: int = 1, auto: Measured | None = None
+) -> list[str]:
     """Say in words which settings fit the links.
+
+    Parameters
+    ----------
+    found : Bandwidths
+        Of the links.
+    nodes : int
+        How many were measured.
+    encoders : int
+        As configured.
+    parity : int
+        Number of parity shards.
+    auto : Measured, optional
+        What one core does with the checkpoint.
 
     Returns
     -------
@@ -89,9 +117,24 @@ def conclusions(found: Bandwidths, *, nodes: int, encoders: int, parity: int = 1
         lines.append(
             f"With {nodes} nodes no larger number can be seen: with more of them more might go out at once."
         )
+    if auto is not None:
+        return [*lines, _encoders_for(found, encoders, auto)]
     lines.append(
         f"encoders={encoders}: to keep these links busy each has to encode "
         f"{found.out / encoders / 1e6:.0f} MB/s of what is sent; `fastcheck tune CHECKPOINT_DIR` says what "
         "they do, and which prefix bits are smallest, on your own checkpoint."
     )
     return lines
+
+
+def _encoders_for(found: Bandwidths, encoders: int, auto: Measured) -> str:
+    """Say how many encoders keep the links busy with a checkpoint of which one core was measured."""
+    # The links carry encoded bytes; parity is encoded like everything else.
+    raw_rate = found.out * auto.ratio
+    wanted = max(1, math.ceil(raw_rate / auto.encode_bytes_per_second))
+    enough = "which is enough" if encoders >= wanted else f"which keep them {encoders / wanted:.0%} busy"
+    return (
+        f"encoders={wanted}: one makes {auto.encode_bytes_per_second / 1e6:.0f} MB/s of whole chunks "
+        f"{auto.ratio:.2f} times smaller, and the links take {raw_rate / 1e6:.0f} MB/s before encoding; "
+        f"{encoders} are configured, {enough}. Where links are faster than encoders, saves go raw."
+    )
