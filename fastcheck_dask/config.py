@@ -22,6 +22,7 @@ Compression = Literal["auto", "always", "never"]
 AuthScheme = Literal["digest", "sasl"]
 Persist = Literal["full", "incremental"]
 Stripes = Literal["even", "weighted"]
+MeasureLinks = bool | Literal["auto"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
@@ -103,14 +104,15 @@ class Settings:
     close_seconds: float
     #: How long a rank that has prepared waits for the others.
     commit_seconds: float
-    max_shards: int
+    #: None: `placement.bandwidth` says.
+    max_shards: int | None
     #: Parity shards of each save: so many storage nodes may be lost.
     parity: int
     #: Whether shards are of equal size, or as large as their nodes are fast.
     stripes: Stripes
     connect_seconds: float
-    #: Whether automatic choice measures the links before the first save.
-    measure_links: bool
+    #: Whether automatic choice measures the links; "auto": if no node is on this machine.
+    measure_links: MeasureLinks
     #: Limit of what the agent sends; None: none.
     limit_bytes_per_second: float | None
     #: What packets of the data port are marked with; None: what the system does.
@@ -182,11 +184,11 @@ def settings(**overrides: Any) -> Settings:
         compression=cast(Compression, get("compression", "compression", _compression)),
         close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
         commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
-        max_shards=get("max_shards", "peers.max-shards", _whole, within=(1, math.inf)),
+        max_shards=get("max_shards", "peers.max-shards", _most_shards),
         parity=get("parity", "peers.parity", _parity),
         stripes=cast(Stripes, get("stripes", "peers.stripes", _stripes)),
         connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
-        measure_links=get("measure_links", "peers.measure-links", _yes_or_no),
+        measure_links=cast(MeasureLinks, get("measure_links", "peers.measure-links", _yes_no_or_auto)),
         limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
         dscp=get("dscp", "peers.dscp", _dscp),
         floor_bytes_per_second=float(
@@ -402,10 +404,18 @@ def _bandwidth(value: Any) -> float | None:
     return rate
 
 
-def _yes_or_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false is wanted")
-    return value
+def _yes_no_or_auto(value: Any) -> bool | str:
+    if value != "auto" and not isinstance(value, bool):
+        raise ValueError("true, false or 'auto' is wanted")
+    return cast(bool | str, value)
+
+
+def _most_shards(value: Any) -> int | None:
+    if value is None:
+        return None
+    if (found := _whole(value)) < 1:
+        raise ValueError("at least 1 is wanted, or null")
+    return found
 
 
 def _parity(value: Any) -> int:

@@ -25,7 +25,7 @@ def test_settings_defaults_are_those_of_the_packaged_file():
     assert (found.on_busy, found.persist_every, found.local_dir) == ("wait", 1, None)
     assert found.compression == "auto"
     assert found.encoders == max(1, os.cpu_count() - 1)
-    assert (found.close_seconds, found.max_shards, found.connect_seconds) == (120.0, 3, 2.0)
+    assert (found.close_seconds, found.max_shards, found.connect_seconds) == (120.0, None, 2.0)
     assert (found.floor_bytes_per_second, found.grace_seconds) == (10e6, 2.0)
     assert (found.coordinator_seconds, found.session_seconds, found.scheduler_seconds) == (10.0, 10.0, 5.0)
 
@@ -125,6 +125,7 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("parity", -1),
         ("parity", 1.5),
         ("parity", "two"),
+        ("measure_links", "always"),
         ("dscp", -1),
         ("dscp", 64),
         ("dscp", "EF"),
@@ -137,6 +138,8 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("metrics_port", 65536),
         ("metrics_port", True),
         ("max_shards", 0),
+        ("max_shards", 1.5),
+        ("max_shards", "three"),
         ("connect_timeout", 0),
         ("connect_timeout", float("nan")),
         ("connect_timeout", True),

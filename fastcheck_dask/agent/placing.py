@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fastcheck_dask.agent.link_watch import LinkWatch
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo
 from fastcheck_dask.errors import CoordinationError, FastCheckError, TierFullError, TooFewNodesError
-from fastcheck_dask.placement.bandwidth import SHARDS_CAP, measure
+from fastcheck_dask.placement.bandwidth import DEFAULT_SHARDS
 from fastcheck_dask.placement.outlook import SlowNodes, weights_of
 from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.placement.probe import Prober
+from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import clients_for
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ class Placing:
         Data shards if they were given explicitly.
     states : NodeStates, optional
         Tells the present states of nodes; without it they are those of the registry.
+    pacer : Pacer, optional
+        Holds back what is sent to measure the links.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Placing:
         *,
         wanted_shards: int | None,
         states: NodeStates | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self._settings = settings
         self._coordinator = coordinator
@@ -57,12 +62,21 @@ class Placing:
         # The connections of probes are their own: a ping shall not queue behind a chunk.
         self._prober = Prober(clients_for(settings))
         self._probing: asyncio.Task[None] | None = None
-        self._measured_shards: int | None = None
+        self._links = LinkWatch(settings, pacer or Pacer())
+        self._looking: asyncio.Task[None] | None = None
         self._suspects: dict[str, float] = {}
 
     def start(self) -> None:
         """Begin to ask nodes how they are, whenever there are saves."""
         self._probing = asyncio.create_task(self._prober.run())
+        self._looking = asyncio.create_task(self._look_early())
+
+    async def _look_early(self) -> None:
+        """Measure the links while the training is being set up, if there are nodes already."""
+        try:
+            await self._max_shards(await self._alive(), None)
+        except CoordinationError as error:
+            log.debug("the links are not measured yet: %s", error)
 
     def observe(self, transfers: Mapping[str, tuple[int, float]]) -> None:
         """Take note of what a save sent to each node, in bytes and seconds."""
@@ -95,7 +109,7 @@ class Placing:
         suspects = self._suspected()
         arguments: dict[str, Any] = {
             "wanted": self._wanted,
-            "max_shards": await self._max_shards(alive),
+            "max_shards": await self._max_shards(alive, latest),
             "parity": self._settings.parity,
             "previous": latest.nodes if latest else (),
             "previous_shards": latest.shards if latest else None,
@@ -122,24 +136,19 @@ class Placing:
         alive = await asyncio.to_thread(self._coordinator.nodes)
         return alive if self._states is None else await self._states.of(alive)
 
-    async def _max_shards(self, alive: Sequence[NodeInfo]) -> int:
+    async def _max_shards(self, alive: Sequence[NodeInfo], latest: CommitRecord | None) -> int:
         """Return the most data shards of automatic choice: by the links, if they are measured."""
-        nodes = [node for node in alive if node.state == "available"][: SHARDS_CAP + 1]
-        if self._measured_shards is not None or not (self._settings.measure_links and nodes):
-            return self._measured_shards or self._settings.max_shards
-        try:
-            found = await measure(nodes, clients_for(self._settings))
-        except FastCheckError as error:
-            log.warning("up to %d shards, the links cannot be measured: %s", self._settings.max_shards, error)
-            return self._settings.max_shards
-        self._measured_shards = found.shards
-        log.info(
-            "%d data shards: %.0f MB/s go out to all nodes at once, and %.0f MB/s to one of them (median)",
-            found.shards,
-            found.out / 1e6,
-            found.one / 1e6,
-        )
-        return found.shards
+        if self._wanted is None or self._settings.stripes == "weighted":
+            await self._look(alive)
+        limit = self._settings.max_shards
+        if self._links.found is None:
+            return limit or DEFAULT_SHARDS
+        shards = self._links.found.shards_after(latest.shards if latest else None)
+        return shards if limit is None else min(shards, limit)
+
+    async def _look(self, alive: Sequence[NodeInfo]) -> None:
+        if await self._links.look(alive) and self._links.found is not None:
+            self._prober.measured(self._links.found.to_node)
 
     async def substitute(
         self, others: Sequence[NodeInfo], taken: Collection[str], failed: NodeInfo, error: FastCheckError
@@ -167,6 +176,7 @@ class Placing:
         """Ask no more. Idempotent."""
         if self._states is not None:
             self._states.close()
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        tasks = [task for task in (self._probing, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -107,8 +107,16 @@ class SaveService:
             cpus=settings.encoder_cpus,
             nice=settings.encoder_nice,
         )
-        self._placing = Placing(settings, coordinator, wanted_shards=config.wanted_shards, states=states)
         self._pacer = Pacer(settings.limit_bytes_per_second)
+        # Ranks would measure at the same time, each what the others leave of the links.
+        unasked = ranks is not None and settings.measure_links == "auto"
+        self._placing = Placing(
+            replace(settings, measure_links=False) if unasked else settings,
+            coordinator,
+            wanted_shards=config.wanted_shards,
+            states=states,
+            pacer=self._pacer,
+        )
         client = clients_for(settings, self._pacer)
         self._saver = PeerSaver(
             config.run,

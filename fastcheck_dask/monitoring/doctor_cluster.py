@@ -14,7 +14,7 @@ from fastcheck_dask.manager.scheduler import coordinator_of
 from fastcheck_dask.monitoring.cluster import Cluster, NodeView, damaged_chunks, look
 from fastcheck_dask.monitoring.command import connection
 from fastcheck_dask.monitoring.doctor import Finding
-from fastcheck_dask.placement.bandwidth import measure
+from fastcheck_dask.placement.bandwidth import DEFAULT_SHARDS, measure
 from fastcheck_dask.tiers.peer import clients_for
 from fastcheck_dask.version import __version__
 
@@ -57,7 +57,7 @@ def cluster(
     except FastCheckError as error:
         advice = "start it, or correct the URL or the credentials; see the guide on coordination"
         return [*found, Finding("coordinator", "problem", str(error), advice)]
-    found += nodes(seen, settings.max_shards, parity=settings.parity)
+    found += nodes(seen, settings.max_shards or DEFAULT_SHARDS, parity=settings.parity)
     found += [*clocks(seen.nodes, seen.unix), *versions(seen.nodes)]
     if links:
         found += _links(seen.nodes, settings)
@@ -156,7 +156,7 @@ def versions(found: Sequence[NodeView]) -> list[Finding]:
 
 def _links(found: Sequence[NodeView], settings: Settings) -> list[Finding]:
     usable = [node.info for node in found if node.state == "available"]
-    asked = usable[: settings.max_shards + settings.parity]
+    asked = usable[: (settings.max_shards or DEFAULT_SHARDS) + settings.parity]
     if not asked:
         return []
     try:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
@@ -15,8 +16,12 @@ from fastcheck_dask.tiers.peer import PeerClient
 
 #: No more data shards than this: each takes one more node that may fail.
 SHARDS_CAP = 5
-#: By how much a measured ratio may exceed a whole number and still count as it.
+#: As many are used where nothing was measured.
+DEFAULT_SHARDS = 3
+#: By how much a measured ratio may exceed a whole number and still count as it,
 TOLERANCE = 0.15
+#: and how much further it may be from the number in use: another one has every chunk sent whole again.
+STICKY = 0.25
 #: Bytes of one message: of the first, and at most; doubled while one takes less than so long.
 PIECE_BYTES = 128 * 2**10
 LARGEST_PIECE_BYTES = 4 * 2**20
@@ -24,6 +29,10 @@ PIECE_SECONDS = 0.005
 #: Each rate is taken over so long, after a while in which buffers and token buckets fill.
 WARM_UP_SECONDS = 0.2
 MEASURED_SECONDS = 0.5
+#: The same where it shall cost little, and the bytes that a node gets at most, alone and with the others.
+QUICK_WARM_UP_SECONDS = 0.1
+QUICK_SECONDS = 0.25
+QUICK_BYTES = 32 * 2**20
 #: Messages on their way to one node at once.
 _LANES = 2
 
@@ -32,7 +41,7 @@ _LANES = 2
 class Bandwidths:
     """One-way rates in bytes a second."""
 
-    #: Of each node alone.
+    #: Of each node alone; empty and 0 for what comes from them where that was not measured.
     to_node: Mapping[str, float]
     from_node: Mapping[str, float]
     #: Of all nodes at once.
@@ -48,6 +57,13 @@ class Bandwidths:
     def shards(self) -> int:
         """The number of data shards whose nodes together take what the training host can send."""
         return max(1, min(SHARDS_CAP, math.ceil(self.out / self.one - TOLERANCE)))
+
+    def shards_after(self, current: int | None) -> int:
+        """Return the number of data shards where some are in use: those, unless clearly too many or few."""
+        excess = self.out / self.one - TOLERANCE
+        if current and current - 1 - STICKY < excess <= current + STICKY and current <= SHARDS_CAP:
+            return current
+        return self.shards
 
 
 async def measure(
@@ -84,6 +100,33 @@ async def measure(
     return Bandwidths(to_node, from_node, out, into)
 
 
+async def measure_out(
+    nodes: Sequence[NodeInfo], client: Callable[[str, str], PeerClient], *, clock: Clock = SYSTEM_CLOCK
+) -> Bandwidths:
+    """Measure what goes to some nodes, one after the other and all at once, so that it costs little.
+
+    Parameters and errors are those of :func:`measure`.
+
+    Notes
+    -----
+    Takes at most 0.35 s for each node and once for all, and sends at most 32 MiB to each, twice.
+    """
+    clients = {node.name: client(node.name, node.address) for node in nodes}
+    rate = partial(
+        _rate,
+        clock=clock,
+        warm_up_seconds=QUICK_WARM_UP_SECONDS,
+        seconds=QUICK_SECONDS,
+        limit_bytes=QUICK_BYTES,
+    )
+    try:
+        to_node = {name: await rate([_send(c)]) for name, c in clients.items()}
+        out = await rate([_send(c) for c in clients.values()])
+    finally:
+        await asyncio.gather(*(c.close() for c in clients.values()))
+    return Bandwidths(to_node, {}, out, 0.0)
+
+
 #: Transfers so many bytes.
 _Transfer = Callable[[int], Coroutine[Any, Any, None]]
 
@@ -104,16 +147,26 @@ def _fetch(client: PeerClient) -> _Transfer:
     return fetch
 
 
-async def _rate(transfers: Sequence[_Transfer], clock: Clock) -> float:
-    """Return the bytes a second of all transfers together, each repeated."""
+async def _rate(
+    transfers: Sequence[_Transfer],
+    clock: Clock,
+    *,
+    warm_up_seconds: float | None = None,
+    seconds: float | None = None,
+    limit_bytes: float = math.inf,
+) -> float:
+    """Return the bytes a second of all transfers together, each repeated until it moved its limit."""
+    warm_up = WARM_UP_SECONDS if warm_up_seconds is None else warm_up_seconds
     first = clock.now()
-    start, end = first + WARM_UP_SECONDS, first + WARM_UP_SECONDS + MEASURED_SECONDS
+    end = first + warm_up + (MEASURED_SECONDS if seconds is None else seconds)
     ended: list[tuple[float, int]] = []
+    left = dict.fromkeys(transfers, limit_bytes)
 
     async def lane(transfer: _Transfer) -> None:
         nbytes, now = PIECE_BYTES, clock.now()
-        while now < end:
+        while now < end and left[transfer] > 0:
             began = now
+            left[transfer] -= nbytes
             await transfer(nbytes)
             now = clock.now()
             ended.append((now, nbytes))
@@ -128,8 +181,24 @@ async def _rate(transfers: Sequence[_Transfer], clock: Clock) -> float:
         for one in lanes:
             one.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)
+    return _steady(ended, first, (first + warm_up, end), warm_up_bytes=len(transfers) * limit_bytes / 4)
+
+
+def _steady(
+    ended: Sequence[tuple[float, int]], first: float, window: tuple[float, float], *, warm_up_bytes: float
+) -> float:
+    """Return the bytes a second inside a window of time, which begins earlier after so many bytes."""
+    start, end = window
+    moved = 0
+    for at, nbytes in sorted(ended):
+        moved += nbytes
+        if moved >= warm_up_bytes:
+            start = min(start, at)
+            # There may be nothing to send any more before the time is over.
+            end = min(end, max(at for at, _ in ended))
+            break
     inside = sum(nbytes for at, nbytes in ended if start < at <= end)
     if inside:
         return inside / (end - start)
-    # Slower than a piece in the whole time.
-    return sum(nbytes for _, nbytes in ended) / max(clock.now() - first, 1e-9)
+    # Slower than a piece in the whole time, or all at once.
+    return sum(nbytes for _, nbytes in ended) / max(max(at for at, _ in ended) - first, 1e-9)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.coordination.base import NodeInfo
@@ -52,6 +53,13 @@ class Prober:
         self._nodes = nodes
         self._until = self._clock.now() + IDLE_SECONDS
         self._awake.set()
+
+    def measured(self, rates: Mapping[str, float]) -> None:
+        """Take note of what nodes take alone, in bytes a second, where no save has said so yet."""
+        for name, rate in rates.items():
+            outlook = self._outlooks.get(name, UNKNOWN)
+            if outlook.seconds_per_byte is None and rate > 0:
+                self._outlooks[name] = replace(outlook, seconds_per_byte=1 / rate)
 
     def transferred(self, transfers: Mapping[str, tuple[int, float]]) -> None:
         """Take note of what a save sent to each node, in bytes and seconds."""

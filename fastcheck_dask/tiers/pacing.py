@@ -72,6 +72,8 @@ class Pacer:
             if bytes_per_second is None
             else TokenBucket(bytes_per_second, bytes_per_second * BURST_SECONDS, clock)
         )
+        #: How often the training began to communicate.
+        self.busy_times = 0
         self._free = asyncio.Event()
         self._free.set()
         self._forgetting: asyncio.TimerHandle | None = None
@@ -87,6 +89,7 @@ class Pacer:
             self._forgetting.cancel()
             self._forgetting = None
         if busy:
+            self.busy_times += 1
             self._free.clear()
             self._forgetting = asyncio.get_running_loop().call_later(FORGOTTEN_SECONDS, self._forget)
         else:

@@ -13,7 +13,15 @@ from fastcheck_dask.errors import NodeUnavailableError
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.placement import bandwidth
-from fastcheck_dask.placement.bandwidth import SHARDS_CAP, Bandwidths, measure
+from fastcheck_dask.placement.bandwidth import (
+    LARGEST_PIECE_BYTES,
+    PIECE_BYTES,
+    QUICK_BYTES,
+    SHARDS_CAP,
+    Bandwidths,
+    measure,
+    measure_out,
+)
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
 
@@ -42,6 +50,24 @@ def test_shards_any_rates_are_within_bounds(out, to_node):
     assert 1 <= found(out, *to_node).shards <= SHARDS_CAP
 
 
+@pytest.mark.parametrize(
+    ("ratio", "current", "shards"),
+    [
+        (3.0, None, 3),
+        (3.0, 0, 3),
+        (3.0, 2, 3),
+        (2.39, 2, 2),
+        (2.41, 2, 3),
+        (1.95, 3, 3),
+        (1.89, 3, 2),
+        (9.0, 7, SHARDS_CAP),
+        (4.9, 5, 5),
+    ],
+)
+def test_shards_in_use_stay_unless_clearly_too_many_or_few(ratio, current, shards):
+    assert found(100.0 * ratio, 100.0).shards_after(current) == shards
+
+
 def test_measure_nodes_that_do_not_answer_is_an_error():
     with pytest.raises(NodeUnavailableError):
         asyncio.run(measure([NodeInfo("gone", "fcs://127.0.0.1:1", "r", "h", 1)], PeerClient))
@@ -68,6 +94,7 @@ def test_measure_real_nodes_gives_rates_both_ways(monkeypatch):
 def test_rate_is_that_of_the_link_whatever_it_is(rate):
     class Link:
         at = 0.0
+        moved = 0
 
         def now(self):
             return self.at
@@ -75,6 +102,34 @@ def test_rate_is_that_of_the_link_whatever_it_is(rate):
         async def transfer(self, nbytes):
             await asyncio.sleep(0)
             self.at += nbytes / rate
+            self.moved += nbytes
 
     link = Link()
     assert asyncio.run(bandwidth._rate([link.transfer], link)) == pytest.approx(rate, rel=0.3)
+    quick = {"warm_up_seconds": 0.1, "seconds": 0.25, "limit_bytes": QUICK_BYTES}
+    link.moved, before = 0, link.at
+    assert asyncio.run(bandwidth._rate([link.transfer], link, **quick)) == pytest.approx(rate, rel=0.3)
+    # What is on its way when the time is over, or the limit reached, still arrives.
+    assert link.moved <= QUICK_BYTES + 2 * LARGEST_PIECE_BYTES
+    assert link.at - before <= 0.35 + 2 * PIECE_BYTES / rate + 2 * LARGEST_PIECE_BYTES / max(rate, 1e9)
+
+
+def test_measure_out_sends_no_more_than_its_limit_and_fetches_nothing(monkeypatch):
+    monkeypatch.setattr(bandwidth, "QUICK_BYTES", 2**20)
+    server = DataServer(ShardStore("n0", 1000), open_store)
+    server.start()
+    clients = []
+
+    def client(name, address):
+        clients.append(PeerClient(name, address))
+        return clients[-1]
+
+    try:
+        rates = asyncio.run(measure_out([NodeInfo("n0", server.address, "r", "h", 1)], client))
+    finally:
+        server.close()
+    assert rates.to_node["n0"] > 0 < rates.out
+    assert (rates.from_node, rates.into) == ({}, 0.0)
+    # Twice, and what was on its way in two lanes.
+    assert clients[0].sent_bytes < 2 * (2**20 + 2 * LARGEST_PIECE_BYTES)
+    assert clients[0].received_bytes < 2**16
