@@ -38,6 +38,7 @@ _FIELDS = {
     "persist": "persist",
     "max_deltas": "max_deltas",
     "full_hours": "full_hours",
+    "max_references": "max_references",
     "keep_last": "keep_last",
     "keep_every": "keep_every",
     "keep_hours": "keep_hours",
@@ -86,6 +87,8 @@ class Settings:
     #: Deltas that follow a whole checkpoint in the object tier, at most; and its age.
     max_deltas: int
     full_hours: float
+    #: To how many others one without a base may refer for what did not change; 0 means none.
+    max_references: int
     #: What stays in the object tier. None: no such rule; -1: everything.
     keep_last: int | None
     keep_every: int | None
@@ -167,6 +170,7 @@ def settings(**overrides: Any) -> Settings:
         persist=cast(Persist, get("persist", "persist", _persist)),
         max_deltas=get("max_deltas", "max-deltas", _whole, within=(0, 1000)),
         full_hours=get("full_hours", "full-hours", _number, within=(0, math.inf)),
+        max_references=get("max_references", "max-references", _whole, within=(0, 1000)),
         keep_last=get("keep_last", "keep.last", _kept),
         keep_every=get("keep_every", "keep.every", _kept),
         keep_hours=get("keep_hours", "keep.hours", _kept_hours),

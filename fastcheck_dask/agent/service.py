@@ -127,7 +127,7 @@ class SaveService:
             self._encoders,
             coordinator,
             client,
-            chains=ChainPolicy(settings.max_deltas, settings.full_hours) if incremental else None,
+            chains=ChainPolicy.of(settings) if incremental else None,
             retention=Retention.of(settings),
         )
         self._lease = LeaseKeeper(

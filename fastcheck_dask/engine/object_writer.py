@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fastcheck_codecs import is_delta, raw_parts
@@ -17,7 +17,7 @@ from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, in_t
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink
+from fastcheck_dask.tiers.commit_marker import WHOLE, Needs
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.store import Parts, flat_view
 
@@ -30,8 +30,8 @@ _RAW_WRITERS = 6
 class Written:
     """A snapshot whose chunks are in the object tier."""
 
-    #: What they are stored against.
-    base: BaseLink | None = None
+    #: Which checkpoints have the others.
+    needs: Needs = WHOLE
     digests: dict[str, str] = field(default_factory=dict)
     #: Keys of the chunks that hold a NaN or an infinity.
     nonfinite: set[str] = field(default_factory=set)
@@ -48,7 +48,7 @@ async def write_encoded(
     *,
     encoder: Encoder,
     before: Base | None,
-    shared: Mapping[str, str],
+    elsewhere: Callable[[str, str], bool],
     written: Written,
 ) -> None:
     """Have the chunks encoded, and write them.
@@ -63,8 +63,8 @@ async def write_encoded(
         Encodes it.
     before : Base or None
         The checkpoint in the other slot, if deltas against it are wanted.
-    shared : mapping of str to str
-        Digests of the chunks that need not be written, as their bits are with the base.
+    elsewhere : callable
+        Says of the key and the digest of a chunk whether another checkpoint has it: then it is not written.
     written : Written
         Is told what was done.
     """
@@ -75,7 +75,7 @@ async def write_encoded(
             written.digests[chunk.key] = chunk.digest
             if chunk.nonfinite:
                 written.nonfinite.add(chunk.key)
-        apart = [chunk for chunk in chunks if shared.get(chunk.key) != chunk.digest]
+        apart = [chunk for chunk in chunks if not elsewhere(chunk.key, chunk.digest)]
         await write_chunks(folder, directory, [(c.key, (c.payload,)) for c in apart], written.meter)
         written.deltas += sum(is_delta(chunk.payload) for chunk in apart)
 
@@ -89,7 +89,7 @@ async def write_raw(
     directory: str,
     snapshot: Snapshot,
     *,
-    shared: Mapping[str, str],
+    elsewhere: Callable[[str, str], bool],
     written: Written,
 ) -> None:
     """Write the chunks from where they lie in the slot: no encoder, and no copy. See `write_encoded`."""
@@ -107,7 +107,7 @@ async def write_raw(
             written.digests[key] = digest(bits)
             if has_nonfinite(bits, dtype):
                 written.nonfinite.add(key)
-            if shared.get(key) != written.digests[key]:
+            if not elsewhere(key, written.digests[key]):
                 chunks.append((key, raw_parts(bits, dtype=dtype)))
         return chunks, time.perf_counter() - started
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import starmap
 from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
-from fastcheck_dask.engine.chains import ChainPolicy, choose_base
+from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
 from fastcheck_dask.engine.compression import Meter
 from fastcheck_dask.engine.object_writer import Written, write_chunks, write_encoded, write_raw
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.rebuild import rebuilt
+from fastcheck_dask.engine.references import Digests, digests_in, references
 from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
@@ -33,7 +35,7 @@ from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink
+from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, Needs
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
@@ -60,20 +62,16 @@ class _Work:
     manifest: Manifest
     record: CommitRecord
     directory: str
-    #: What it is stored against.
-    base: StoredCheckpoint | None
+    #: What it needs, and the same opened.
+    needs: Needs
+    others: tuple[StoredCheckpoint, ...]
     #: Why nodes did not write what they were asked to.
     causes: list[str] = field(default_factory=list)
 
     @property
-    def link(self) -> BaseLink | None:
-        return None if self.base is None else self.base.marker.link
-
-    @property
     def keys(self) -> list[str]:
-        """The chunks that are not with the base."""
-        manifest = self.manifest
-        return list(manifest.chunks) if self.base is None else keys_apart(manifest, self.base.manifest)
+        """The chunks that are not with the others."""
+        return keys_apart(self.manifest, [other.manifest for other in self.others])
 
 
 class Persister:
@@ -138,11 +136,17 @@ class Persister:
         """
         directory = directory_name(manifest.generation, manifest.tag)
         if not await asyncio.to_thread(self._is_there, manifest):
-            base = await asyncio.to_thread(
-                self._base_of, directory, manifest.run, manifest.token, created_unix=manifest.created_unix
+            needs, others = await asyncio.to_thread(
+                self._planned,
+                directory,
+                manifest.run,
+                manifest.token,
+                created_unix=manifest.created_unix,
+                digests=lambda _: manifest.digests,
+                sizes=manifest.sizes,
             )
-            work = _Work(manifest, record, directory, base)
-            await asyncio.to_thread(self._folder.clear_others, manifest, base=work.link)
+            work = _Work(manifest, record, directory, needs, others)
+            await asyncio.to_thread(self._folder.clear_others, manifest, needs=needs)
             written, left = await self._write_by_nodes(work)
             by_host = 0
             if left:
@@ -150,7 +154,7 @@ class Persister:
                     by_host = await self.write_from_slot(source, left, directory)
                 else:
                     by_host = await self._write_rebuilt(work, left)
-            await asyncio.to_thread(self.publish, manifest, data, work.link)
+            await asyncio.to_thread(self.publish, manifest, data, needs)
         else:
             written, by_host = 0, 0
         noted = await asyncio.to_thread(self._note, manifest)
@@ -205,55 +209,83 @@ class Persister:
         marker = self._folder.marker(directory_name(manifest.generation, manifest.tag))
         return marker is not None and marker.token == manifest.token
 
-    def _base_of(
-        self, directory: str, run: str, token: str, *, created_unix: float
-    ) -> StoredCheckpoint | None:
-        """Say against which checkpoint one is stored: as its first author said, or as the policy says."""
+    def _planned(
+        self,
+        directory: str,
+        run: str,
+        token: str,
+        *,
+        created_unix: float,
+        digests: Digests,
+        sizes: Mapping[str, int],
+    ) -> tuple[Needs, tuple[StoredCheckpoint, ...]]:
+        """Say which other checkpoints one is going to need: as its first author said, or as the policy says.
+
+        They are returned opened, in the order of the links.
+        """
         planned = self._folder.planned(directory, token)
         if planned is None:
             if self._chains is None:
-                return None
-            parsed = parse_directory_name(directory)
-            assert parsed is not None, directory
-            chosen = choose_base(
-                self._folder.committed(),
-                self._chains,
-                run=run,
-                generation=parsed[0],
-                created_unix=created_unix,
-            )
-            link = None if chosen is None or self._opened(directory, chosen.link) is None else chosen.link
-            planned = (self._folder.plan(directory, token, link),)
-        if planned[0] is None:
-            return None
-        base = self._opened(directory, planned[0])
-        if base is None:
+                return WHOLE, ()
+            needs = self._chosen(directory, run, self._chains, created_unix, digests=digests, sizes=sizes)
+            planned = self._folder.plan(directory, token, needs)
+        opened = [self._opened(directory, link) for link in planned.links]
+        others = tuple(other for other in opened if other is not None)
+        if len(others) < len(opened):
             self._folder.plan_whole(directory, token)
-        return base
+            return WHOLE, ()
+        return planned, others
+
+    def _chosen(
+        self,
+        directory: str,
+        run: str,
+        chains: ChainPolicy,
+        created_unix: float,
+        *,
+        digests: Digests,
+        sizes: Mapping[str, int],
+    ) -> Needs:
+        """Say what a new checkpoint should need by the policy; only what can be had."""
+        parsed = parse_directory_name(directory)
+        assert parsed is not None, directory
+        committed = self._folder.committed()
+        base = choose_base(committed, chains, run=run, generation=parsed[0], created_unix=created_unix)
+        newest = base or newest_before(committed, run=run, generation=parsed[0])
+        stored = None if newest is None else self._opened(directory, newest.link)
+        if stored is None:
+            return WHOLE
+        if base is not None:
+            return Needs(base.link)
+        if not chains.max_references:
+            return WHOLE
+        return Needs(refs=references(stored, digests, sizes, limit=chains.max_references))
 
     def _opened(self, directory: str, link: BaseLink) -> StoredCheckpoint | None:
-        """Open a base and everything that it needs; None if that cannot be had."""
+        """Open a checkpoint that another one is to need, and everything that it needs; None if it cannot be.
+
+        A chain that is broken already shall not get longer.
+        """
         try:
             marker = self._folder.marker(link.directory)
             if marker is None or marker.link != link:
                 raise TierError(f"{link.directory} is gone, or another one")
-            base = StoredCheckpoint(self._folder, marker)
-            # Also of the bases beneath it: a chain that is broken already shall not get longer.
-            assert base.chain
+            stored = StoredCheckpoint(self._folder, marker)
+            stored.open_all()
         except FastCheckError as error:
             log.warning("%s is stored whole: %s", directory, error)
             return None
-        return base
+        return stored
 
     @property
     def _slot_encoder(self) -> Encoder:
         assert self._encoder is not None, "there are no slots on this host"
         return self._encoder
 
-    def publish(self, manifest: Manifest, data: bytes, base: BaseLink | None = None) -> None:
+    def publish(self, manifest: Manifest, data: bytes, needs: Needs = WHOLE) -> None:
         """Write the metadata, and the marker that makes the chunks of a generation a checkpoint."""
-        self._folder.write_metadata(manifest, base=base)
-        self._folder.publish(manifest, data, base=base)
+        self._folder.write_metadata(manifest, needs=needs)
+        self._folder.publish(manifest, data, needs=needs)
 
     async def write_snapshot(
         self, run: str, snapshot: Snapshot, *, generation: int, before: Base | None, compress: bool
@@ -271,24 +303,30 @@ class Persister:
         """
         directory = directory_name(generation, snapshot.tag)
         await asyncio.to_thread(self._folder.clear_uncommitted, directory)
-        stored = await asyncio.to_thread(
-            self._base_of, directory, run, snapshot.token, created_unix=snapshot.created_unix
+        needs, others = await asyncio.to_thread(
+            self._planned,
+            directory,
+            run,
+            snapshot.token,
+            created_unix=snapshot.created_unix,
+            digests=partial(digests_in, snapshot),
+            sizes={key: chunk.nbytes for key, chunk in snapshot.content.chunks.items()},
         )
-        shared = (
-            {} if stored is None else {key: stored.manifest.digests[key] for key in stored.manifest.chunks}
-        )
-        written = Written(None if stored is None else stored.marker.link)
+        def elsewhere(key: str, digest: str) -> bool:
+            return any(other.manifest.digests.get(key) == digest for other in others)
+
+        written = Written(needs)
         if not compress:
-            await write_raw(self._folder, directory, snapshot, shared=shared, written=written)
+            await write_raw(self._folder, directory, snapshot, elsewhere=elsewhere, written=written)
             return written
-        has_bits = stored is not None and before is not None and before.manifest.token == stored.marker.token
+        has_bits = needs.base is not None and before is not None and before.manifest.token == needs.base.token
         await write_encoded(
             self._folder,
             directory,
             snapshot,
             encoder=self._slot_encoder,
             before=before if has_bits else None,
-            shared=shared,
+            elsewhere=elsewhere,
             written=written,
         )
         return written
@@ -363,7 +401,7 @@ class Persister:
                             for key in batch
                             if (source := manifest.sources.get(key)) is not None
                         },
-                        base=None if work.link is None else asdict(work.link),
+                        base=None if work.needs.base is None else asdict(work.needs.base),
                     )
                     written += nbytes
                     missing += lacking

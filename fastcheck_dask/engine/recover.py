@@ -40,7 +40,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import select
 from fastcheck_dask.layout.targets import Filling, match
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
-from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.commit_marker import WHOLE, CommitMarker
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
@@ -296,12 +296,12 @@ class Recovery:
             return None
         marker = candidate.marker
         if marker is None:
-            directory, base = directory_name(manifest.generation, manifest.tag), None
+            directory, needs = directory_name(manifest.generation, manifest.tag), WHOLE
             try:
-                base = (self._folder.planned(directory, manifest.token) or (None,))[0]
+                needs = self._folder.planned(directory, manifest.token) or WHOLE
             except FastCheckError as error:
                 log.warning("%s is taken for whole: %s", directory, error)
-            marker = CommitMarker.of(manifest, manifest.to_bytes(), base=base)
+            marker = CommitMarker.of(manifest, manifest.to_bytes(), needs=needs)
         return StoredCheckpoint(self._folder, marker, manifest)
 
     def _memory(

@@ -88,8 +88,9 @@ class FastCheckManager:
         is in force when all ranks have saved theirs under the same tag. ``rank="auto"`` reads both from the
         environment of ``torchrun``; without them this process is the only one.
     **options
-        ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas`` and
-        ``full_hours``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say what stays in the
+        ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas``,
+        ``full_hours`` and ``max_references``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say
+        what stays in the
         object tier, everything unless one is given (see the guide of retention). And ``encoders``,
         ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``parity``, ``measure_links``, ``connect_timeout``,

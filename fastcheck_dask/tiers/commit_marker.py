@@ -15,14 +15,14 @@ from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_j
 from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 FORMAT = "fastcheck-commit"
-#: A reader refuses every other. 2 has a base, metrics or flags; without any, 1 is written.
-FORMAT_VERSIONS = (1, 2)
+#: A reader refuses every other. 3 has references, 2 a base, metrics or flags; without any, 1 is written.
+FORMAT_VERSIONS = (1, 2, 3)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
 class BaseLink:
-    """Which checkpoint another one is stored against, in the same location."""
+    """Which checkpoint another one needs, in the same location."""
 
     generation: int
     tag: str
@@ -43,6 +43,41 @@ class BaseLink:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Which other checkpoints one cannot be read without; nothing: it is whole."""
+
+    #: What its deltas are made against; what did not change since lies there.
+    base: BaseLink | None = None
+    #: Where else chunks lie that did not change, oldest first.
+    refs: tuple[BaseLink, ...] = ()
+
+    @property
+    def links(self) -> tuple[BaseLink, ...]:
+        """All of them; a chunk lies with the first that has it."""
+        return (*(() if self.base is None else (self.base,)), *self.refs)
+
+    @property
+    def shown(self) -> str | None:
+        """Directory of the one that stock zarr's refusal names; None if the checkpoint is whole."""
+        return self.links[0].directory if self.links else None
+
+    @classmethod
+    def from_document(cls, found: Any) -> Needs:
+        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        base = found.get("base")
+        refs = found.get("refs", ())
+        if not isinstance(refs, list | tuple):
+            raise TypeError(f"refs are {refs!r:.200}")
+        return cls(
+            None if base is None else BaseLink.from_document(base),
+            tuple(BaseLink.from_document(ref) for ref in refs),
+        )
+
+
+WHOLE = Needs()
+
+
+@dataclass(frozen=True)
 class CommitMarker:
     """What a commit marker says: whose checkpoint it is, and which manifest is meant."""
 
@@ -54,11 +89,18 @@ class CommitMarker:
     manifest_sha256: str
     raw_bytes: int
     created_unix: float
-    #: None: every chunk lies in its own directory, whole.
+    #: Without base and references every chunk lies in its own directory, whole.
     base: BaseLink | None = None
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: Why it is not taken for healthy; see `layout.notes`.
     flags: tuple[str, ...] = ()
+    #: Other checkpoints that have chunks of it.
+    refs: tuple[BaseLink, ...] = ()
+
+    @property
+    def needs(self) -> Needs:
+        """The checkpoints that it needs."""
+        return Needs(self.base, self.refs)
 
     @property
     def directory(self) -> str:
@@ -67,12 +109,12 @@ class CommitMarker:
 
     @property
     def link(self) -> BaseLink:
-        """How another checkpoint names this one as its base."""
+        """How another checkpoint names this one."""
         return BaseLink(self.generation, self.tag, self.token, self.manifest_sha256)
 
     @classmethod
-    def of(cls, manifest: Manifest, manifest_bytes: bytes, *, base: BaseLink | None = None) -> CommitMarker:
-        """Return the marker that publishes a manifest, stored against a base or whole."""
+    def of(cls, manifest: Manifest, manifest_bytes: bytes, *, needs: Needs = WHOLE) -> CommitMarker:
+        """Return the marker that publishes a manifest, stored with the help of others or whole."""
         return cls(
             run=manifest.run,
             generation=manifest.generation,
@@ -81,9 +123,10 @@ class CommitMarker:
             manifest_sha256=digest_of_manifest(manifest_bytes),
             raw_bytes=manifest.raw_bytes,
             created_unix=manifest.created_unix,
-            base=base,
+            base=needs.base,
             metrics=manifest.notes.metrics,
             flags=manifest.notes.flags,
+            refs=needs.refs,
         )
 
     def to_bytes(self) -> bytes:
@@ -92,7 +135,7 @@ class CommitMarker:
         document["metrics"] = metrics_to_json(self.metrics)
         document = {name: v for name, v in document.items() if name not in _OPTIONAL or v}
         document["format"] = FORMAT
-        document["version"] = FORMAT_VERSIONS[bool(document.keys() & _OPTIONAL)]
+        document["version"] = 3 if "refs" in document else 2 if document.keys() & _OPTIONAL else 1
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -115,10 +158,11 @@ class CommitMarker:
                 f"{', '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
             )
         try:
-            base = document.get("base")
+            needs = Needs.from_document(document)
             marker = cls(
                 **{name: document[name] for name in cls.__dataclass_fields__.keys() - _OPTIONAL},
-                base=None if base is None else BaseLink.from_document(base),
+                base=needs.base,
+                refs=needs.refs,
                 metrics=metrics_from_json(document.get("metrics", {})),
                 flags=tuple(document.get("flags", ())),
             )
@@ -135,11 +179,12 @@ class CommitMarker:
             raise ValueError(f"created_unix is {self.created_unix!r}")
         if not all(isinstance(flag, str) for flag in self.flags):
             raise TypeError(f"flags are {self.flags!r}")
-        if self.base is not None and self.base.generation >= self.generation:
-            raise ValueError(f"the base of generation {self.generation} is {self.base.generation}")
+        for link in self.needs.links:
+            if link.generation >= self.generation:
+                raise ValueError(f"generation {self.generation} needs {link.generation}")
 
 
-_OPTIONAL = frozenset(("base", "metrics", "flags"))
+_OPTIONAL = frozenset(("base", "metrics", "flags", "refs"))
 
 
 def _check_identity(found: CommitMarker | BaseLink) -> None:

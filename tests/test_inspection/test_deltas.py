@@ -104,6 +104,6 @@ def test_marker_is_made_again_only_if_its_base_is_known(folder):
     path = ".fastcheck/commits/00000002-s1.json"
     folder.store.write(path, b"damaged")
     assert not repair_marker(folder, second.directory)
-    folder.plan(second.directory, second.token, second.base)
+    folder.plan(second.directory, second.token, second.needs)
     assert repair_marker(folder, second.directory)
     assert folder.store.read(path) == second.to_bytes()
