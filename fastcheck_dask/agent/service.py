@@ -129,6 +129,7 @@ class SaveService:
             client,
             chains=ChainPolicy.of(settings) if incremental else None,
             retention=Retention.of(settings),
+            groups=settings.groups,
         )
         self._lease = LeaseKeeper(
             config.run,
@@ -479,6 +480,13 @@ class SaveService:
         latest = self._coordinator.latest(self._config.run)
         if latest is None:
             return True
+        if latest.persisted and not latest.nodes and self._config.settings.groups:
+            # Where a group is older, the object tier has not what is here.
+            try:
+                marker = self._folder.marker(directory_name(latest.generation, latest.tag))
+            except FastCheckError:
+                return False
+            return marker is not None and not marker.older
         return latest.persisted or (bool(latest.nodes) and self._config.settings.persist_every == 0)
 
     async def close(self) -> None:

@@ -326,6 +326,11 @@ class FolderRun:
         return told, digests, nonfinite
 
     def _read(self, marker: CommitMarker) -> Any:
+        if marker.older:
+            raise CorruptDataError(
+                f"{marker.directory} has older groups ({', '.join(marker.older)}): load it with "
+                "FastCheckManager.load(older_groups=True) to get a state of two steps"
+            )
         stored = StoredCheckpoint(self.folder, marker)
         content = Content(stored.manifest.arrays, place(stored.manifest.arrays), None)
         bits = self._bits(stored, content)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastcheck_codecs import is_delta, raw_parts
 
 from fastcheck_dask.engine.compression import Meter
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
+from fastcheck_dask.engine.planning import Planned
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, in_thread, send_jobs, together
 from fastcheck_dask.layout.dtypes import codec_dtype
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import WHOLE, Needs
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.store import Parts, flat_view
 
@@ -30,8 +31,8 @@ _RAW_WRITERS = 6
 class Written:
     """A snapshot whose chunks are in the object tier."""
 
-    #: Which checkpoints have the others.
-    needs: Needs = WHOLE
+    #: How they lie there.
+    planned: Planned
     digests: dict[str, str] = field(default_factory=dict)
     #: Keys of the chunks that hold a NaN or an infinity.
     nonfinite: set[str] = field(default_factory=set)
@@ -39,6 +40,21 @@ class Written:
     deltas: int = 0
     #: Of the encoders, or of this process where nothing is compressed, and of the object tier.
     meter: Meter = field(default_factory=Meter)
+
+
+def only_alike(before: Base, stored: Manifest) -> Base:
+    """Return what a slot holds, confined to the arrays that are the same in the object tier.
+
+    Of an older group the slot has other bits than are stored under the same token: no delta may be made
+    against them.
+    """
+    digests = before.manifest.digests
+    alike = tuple(
+        spec
+        for spec in before.content.arrays
+        if all(digests[chunk.key] == stored.digests.get(chunk.key) for chunk in spec.chunks)
+    )
+    return replace(before, content=replace(before.content, arrays=alike, _chunks={}))
 
 
 async def write_encoded(

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import starmap
 from typing import Any
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
-from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
+from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compression import Meter
-from fastcheck_dask.engine.object_writer import Written, write_chunks, write_encoded, write_raw
+from fastcheck_dask.engine.object_writer import Written, only_alike, write_chunks, write_encoded, write_raw
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
+from fastcheck_dask.engine.planning import Draft, Planned, Planner
 from fastcheck_dask.engine.rebuild import rebuilt
-from fastcheck_dask.engine.references import Digests, digests_in, references
+from fastcheck_dask.engine.references import digests_in
 from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
@@ -31,13 +33,12 @@ from fastcheck_dask.errors import (
     TierError,
     UnrecoverableError,
 )
-from fastcheck_dask.ids import directory_name, parse_directory_name
+from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, Needs
+from fastcheck_dask.tiers.commit_marker import WHOLE, Needs
 from fastcheck_dask.tiers.peer import PeerClient
-from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +63,16 @@ class _Work:
     manifest: Manifest
     record: CommitRecord
     directory: str
-    #: What it needs, and the same opened.
-    needs: Needs
-    others: tuple[StoredCheckpoint, ...]
+    planned: Planned
+    #: What the object tier is going to have.
+    stored: Manifest
     #: Why nodes did not write what they were asked to.
     causes: list[str] = field(default_factory=list)
 
     @property
     def keys(self) -> list[str]:
         """The chunks that are not with the others."""
-        return keys_apart(self.manifest, [other.manifest for other in self.others])
+        return keys_apart(self.stored, [other.manifest for other in self.planned.others])
 
 
 class Persister:
@@ -94,6 +95,8 @@ class Persister:
         of the same one said otherwise before.
     retention : Retention, optional
         What stays when a newer checkpoint is complete; everything, unless given.
+    groups : sequence of Group, optional
+        What goes there more rarely.
     """
 
     def __init__(
@@ -106,8 +109,10 @@ class Persister:
         *,
         chains: ChainPolicy | None = None,
         retention: Retention | None = None,
+        groups: Sequence[Group] = (),
     ) -> None:
-        self._chains, self._retention = chains, retention or Retention()
+        self._retention = retention or Retention()
+        self._planner = Planner(folder, chains, groups)
         self._location, self._folder = location, folder
         self._encoder, self._coordinator, self._client = encoder, coordinator, client
 
@@ -136,17 +141,10 @@ class Persister:
         """
         directory = directory_name(manifest.generation, manifest.tag)
         if not await asyncio.to_thread(self._is_there, manifest):
-            needs, others = await asyncio.to_thread(
-                self._planned,
-                directory,
-                manifest.run,
-                manifest.token,
-                created_unix=manifest.created_unix,
-                digests=lambda _: manifest.digests,
-                sizes=manifest.sizes,
-            )
-            work = _Work(manifest, record, directory, needs, others)
-            await asyncio.to_thread(self._folder.clear_others, manifest, needs=needs)
+            planned = await asyncio.to_thread(self._planner.planned, Draft.of(manifest))
+            stored = planned.stored_as(manifest)
+            work = _Work(manifest, record, directory, planned, stored)
+            await asyncio.to_thread(self._folder.clear_others, stored, needs=planned.needs)
             written, left = await self._write_by_nodes(work)
             by_host = 0
             if left:
@@ -154,7 +152,9 @@ class Persister:
                     by_host = await self.write_from_slot(source, left, directory)
                 else:
                     by_host = await self._write_rebuilt(work, left)
-            await asyncio.to_thread(self.publish, manifest, data, needs)
+            if stored is not manifest:
+                data = stored.to_bytes()
+            await asyncio.to_thread(self.publish, stored, data, planned.needs)
         else:
             written, by_host = 0, 0
         noted = await asyncio.to_thread(self._note, manifest)
@@ -209,74 +209,6 @@ class Persister:
         marker = self._folder.marker(directory_name(manifest.generation, manifest.tag))
         return marker is not None and marker.token == manifest.token
 
-    def _planned(
-        self,
-        directory: str,
-        run: str,
-        token: str,
-        *,
-        created_unix: float,
-        digests: Digests,
-        sizes: Mapping[str, int],
-    ) -> tuple[Needs, tuple[StoredCheckpoint, ...]]:
-        """Say which other checkpoints one is going to need: as its first author said, or as the policy says.
-
-        They are returned opened, in the order of the links.
-        """
-        planned = self._folder.planned(directory, token)
-        if planned is None:
-            if self._chains is None:
-                return WHOLE, ()
-            needs = self._chosen(directory, run, self._chains, created_unix, digests=digests, sizes=sizes)
-            planned = self._folder.plan(directory, token, needs)
-        opened = [self._opened(directory, link) for link in planned.links]
-        others = tuple(other for other in opened if other is not None)
-        if len(others) < len(opened):
-            self._folder.plan_whole(directory, token)
-            return WHOLE, ()
-        return planned, others
-
-    def _chosen(
-        self,
-        directory: str,
-        run: str,
-        chains: ChainPolicy,
-        created_unix: float,
-        *,
-        digests: Digests,
-        sizes: Mapping[str, int],
-    ) -> Needs:
-        """Say what a new checkpoint should need by the policy; only what can be had."""
-        parsed = parse_directory_name(directory)
-        assert parsed is not None, directory
-        committed = self._folder.committed()
-        base = choose_base(committed, chains, run=run, generation=parsed[0], created_unix=created_unix)
-        newest = base or newest_before(committed, run=run, generation=parsed[0])
-        stored = None if newest is None else self._opened(directory, newest.link)
-        if stored is None:
-            return WHOLE
-        if base is not None:
-            return Needs(base.link)
-        if not chains.max_references:
-            return WHOLE
-        return Needs(refs=references(stored, digests, sizes, limit=chains.max_references))
-
-    def _opened(self, directory: str, link: BaseLink) -> StoredCheckpoint | None:
-        """Open a checkpoint that another one is to need, and everything that it needs; None if it cannot be.
-
-        A chain that is broken already shall not get longer.
-        """
-        try:
-            marker = self._folder.marker(link.directory)
-            if marker is None or marker.link != link:
-                raise TierError(f"{link.directory} is gone, or another one")
-            stored = StoredCheckpoint(self._folder, marker)
-            stored.open_all()
-        except FastCheckError as error:
-            log.warning("%s is stored whole: %s", directory, error)
-            return None
-        return stored
-
     @property
     def _slot_encoder(self) -> Encoder:
         assert self._encoder is not None, "there are no slots on this host"
@@ -303,29 +235,36 @@ class Persister:
         """
         directory = directory_name(generation, snapshot.tag)
         await asyncio.to_thread(self._folder.clear_uncommitted, directory)
-        needs, others = await asyncio.to_thread(
-            self._planned,
-            directory,
+        draft = Draft(
             run,
+            generation,
+            snapshot.tag,
             snapshot.token,
-            created_unix=snapshot.created_unix,
-            digests=partial(digests_in, snapshot),
-            sizes={key: chunk.nbytes for key, chunk in snapshot.content.chunks.items()},
+            snapshot.created_unix,
+            snapshot.tree,
+            snapshot.content.arrays,
+            partial(digests_in, snapshot),
         )
-        def elsewhere(key: str, digest: str) -> bool:
-            return any(other.manifest.digests.get(key) == digest for other in others)
+        planned = await asyncio.to_thread(self._planner.planned, draft)
+        older, base = planned.older_keys(draft), planned.needs.base
 
-        written = Written(needs)
+        def elsewhere(key: str, digest: str) -> bool:
+            return key in older or any(other.manifest.digests.get(key) == digest for other in planned.others)
+
+        written = Written(planned)
         if not compress:
             await write_raw(self._folder, directory, snapshot, elsewhere=elsewhere, written=written)
             return written
-        has_bits = needs.base is not None and before is not None and before.manifest.token == needs.base.token
+        if base is None or before is None or before.manifest.token != base.token:
+            before = None
+        else:
+            before = only_alike(before, planned.others[0].manifest)
         await write_encoded(
             self._folder,
             directory,
             snapshot,
             encoder=self._slot_encoder,
-            before=before if has_bits else None,
+            before=before,
             elsewhere=elsewhere,
             written=written,
         )
@@ -387,6 +326,7 @@ class Persister:
         }
         written, done = 0, 0
         missing: list[str] = []
+        base = work.planned.needs.base
         try:
             await client.pin(**identity)
             try:
@@ -401,7 +341,7 @@ class Persister:
                             for key in batch
                             if (source := manifest.sources.get(key)) is not None
                         },
-                        base=None if work.needs.base is None else asdict(work.needs.base),
+                        base=None if base is None else asdict(base),
                     )
                     written += nbytes
                     missing += lacking

@@ -40,12 +40,17 @@ def worth(bytes_by_holder: Mapping[BaseLink, int], total_bytes: int, *, limit: i
 
 
 def references(
-    newest: StoredCheckpoint, digests: Digests, sizes: Mapping[str, int], *, limit: int
+    newest: StoredCheckpoint,
+    digests: Digests,
+    sizes: Mapping[str, int],
+    *,
+    limit: int,
+    older: Collection[str] = (),
 ) -> tuple[BaseLink, ...]:
     """Say to which checkpoints one refers that follows `newest` and is stored without deltas.
 
     Only checkpoints without a base are referred to, and directly: what they hold is whole, and nothing else
-    is needed to read it.
+    is needed to read it. For what is not going to be written in any case, any is.
 
     Parameters
     ----------
@@ -56,15 +61,18 @@ def references(
     sizes : mapping of str to int
         Raw bytes of its chunks.
     limit : int
-        Most checkpoints.
+        Most checkpoints, but for those that have what is older.
+    older : collection of str
+        Keys of the chunks that are left as they are in `newest`.
 
     Raises
     ------
     ShardUnavailableError, CorruptDataError
         If a checkpoint that `newest` needs is gone or damaged.
     """
+    wanted = {newest.holder_of(key).marker.link for key in older}
     holders = {}
-    for key in sizes.keys() & newest.manifest.chunks.keys():
+    for key in (sizes.keys() & newest.manifest.chunks.keys()) - set(older):
         marker = newest.holder_of(key).marker
         if marker.base is None:
             holders[key] = marker.link
@@ -73,7 +81,8 @@ def references(
     for key, link in holders.items():
         if found.get(key) == newest.manifest.digests[key]:
             spared[link] = spared.get(link, 0) + sizes[key]
-    return worth(spared, sum(sizes.values()), limit=limit)
+    wanted.update(worth(spared, sum(sizes.values()), limit=limit))
+    return tuple(sorted(wanted, key=lambda link: link.generation))
 
 
 def digests_in(snapshot: Snapshot, keys: Collection[str]) -> dict[str, str]:

@@ -37,6 +37,8 @@ class Listed:
     refs: tuple[str, ...]
     #: Why it is not taken for healthy.
     flags: tuple[str, ...]
+    #: Names of its groups that are of an older step than the rest.
+    older: tuple[str, ...]
     #: What is missing; None if all is there.
     problem: str | None
 
@@ -105,6 +107,7 @@ def _listed(
         None if marker.base is None else marker.base.directory,
         tuple(link.directory for link in marker.refs),
         marker.flags,
+        marker.older,
         problem,
     )
 

@@ -245,7 +245,7 @@ def _marker_by_documents(folder: CheckpointFolder, manifest: Manifest, data: byt
     directory = directory_name(manifest.generation, manifest.tag)
     found = folder.store.read(f"{directory}/{DOCUMENT}")
     planned = folder.planned(directory, manifest.token)
-    for needs in (WHOLE, *(() if planned is None else (planned,))):
+    for needs in (WHOLE, *(() if planned is None else (planned.needs,))):
         if found == root_document(manifest, list(inline_arrays(manifest.tree)), base=needs.shown):
             return CommitMarker.of(manifest, data, needs=needs)
     return None

@@ -89,8 +89,8 @@ class FastCheckManager:
         environment of ``torchrun``; without them this process is the only one.
     **options
         ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas``,
-        ``full_hours`` and ``max_references``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say
-        what stays in the
+        ``full_hours`` and ``max_references``, and its ``groups`` more rarely; ``keep_last``, ``keep_every``,
+        ``keep_hours`` and ``keep_best`` say what stays in the
         object tier, everything unless one is given (see the guide of retention). And ``encoders``,
         ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``parity``, ``measure_links``, ``connect_timeout``,
@@ -327,6 +327,7 @@ class FastCheckManager:
         fallback: Literal["any", "healthy"] = "any",
         into: Any = None,
         strict: bool = True,
+        older_groups: bool = False,
     ) -> Any:
         """Bring a state back from the fastest source that has it.
 
@@ -347,6 +348,9 @@ class FastCheckManager:
         strict : bool
             With `into`: if False, tensors that only one side has, or has in another shape or dtype, are left
             alone instead of refused, and the result lacks them.
+        older_groups : bool
+            Whether any group of a checkpoint may be of an older step than the rest, as the object tier may
+            have it; otherwise only the `groups` of this manager may. `last_load.older` says of which.
 
         Returns
         -------
@@ -375,7 +379,9 @@ class FastCheckManager:
         with self._alone("load"):
             self._settle()
             target = None if into is None else Into(into, strict)
-            recovered = self._stored.recover(tag, include, into=target, healthy=healthy)
+            recovered = self._stored.recover(
+                tag, include, into=target, healthy=healthy, any_older=older_groups
+            )
             if recovered is None:
                 return None
             self.last_load = recovered.report

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from fastcheck_dask.errors import (
     UnknownFormatError,
 )
 from fastcheck_dask.ids import directory_name, parse_directory_name
-from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import (
@@ -32,7 +31,8 @@ from fastcheck_dask.layout.zarr_tree import (
     manifest_path,
     root_document,
 )
-from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, CommitMarker, Needs
+from fastcheck_dask.tiers import plans
+from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, CommitMarker, Needs, Plan
 from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "CommitMarker",
     "DamagedMarker",
     "Needs",
+    "Plan",
     "Survey",
     "marker_path",
 ]
@@ -49,7 +50,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _COMMITS = f"{PRIVATE}/commits"
-_PLANS = f"{PRIVATE}/plans"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
 #: Documents that are written at once: they are small, and all but nothing beside the wait for the disk.
@@ -215,54 +215,30 @@ class CheckpointFolder:
             return self.store.read(path) == root_document(manifest, list(inline_arrays(manifest.tree)))
         return False
 
-    def planned(self, directory: str, token: str) -> Needs | None:
-        """Return what a checkpoint is going to need, if an author of it said so; else None.
+    def planned(self, directory: str, token: str) -> Plan | None:
+        """Return how a checkpoint is going to lie here, if an author of it said so; else None.
 
         Raises
         ------
         CorruptDataError
             If what was said cannot be read.
         """
-        path = _plan_path(directory)
-        try:
-            data = self.store.read(path)
-        except ShardUnavailableError:
-            return None
-        where = f"{path} in {self.store.location}"
-        try:
-            found = parse_json(data, where)
-            if found["token"] != token:
-                return None
-            return Needs.from_document({"base": found["base"], "refs": found.get("refs", ())})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError(f"{where}: damaged ({error!r}); remove it") from error
+        return plans.planned(self.store, directory, token)
 
-    def plan(self, directory: str, token: str, needs: Needs) -> Needs:
-        """Say what a checkpoint is going to need; the first author of a token decides for all.
-
-        Two processes may write one generation at once, and what one leaves to others, the other must not
-        declare to be there.
+    def plan(self, directory: str, token: str, plan: Plan) -> Plan:
+        """Say how a checkpoint is going to lie here; the first author of a token decides for all.
 
         Returns
         -------
-        Needs
+        Plan
             What was decided.
         """
-        data = json.dumps({"token": token} | asdict(needs)).encode()
-        for _ in range(2):
-            if self.store.create(_plan_path(directory), data):
-                return needs
-            found = self.planned(directory, token)
-            if found is not None:
-                return found
-            # Of an author whose attempt came to nothing.
-            self.store.delete(_plan_path(directory))
-        raise CommitConflictError(f"{directory} in {self.store.location}: its plan comes and goes")
+        return plans.plan(self.store, directory, token, wanted=plan)
 
     def plan_whole(self, directory: str, token: str) -> None:
         """Take back what :meth:`plan` decided, since what it names cannot be had any more."""
-        self.store.delete(_plan_path(directory))
-        self.plan(directory, token, WHOLE)
+        self.store.delete(plans.path_of(directory))
+        self.plan(directory, token, Plan())
 
     def needed_by(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
         """Return the marker of a checkpoint that another one needs.
@@ -502,11 +478,7 @@ class CheckpointFolder:
         self.store.delete(f"{directory}/{DOCUMENT}")
         self.store.delete_tree(directory)
         self.store.delete(manifest_path(directory))
-        self.store.delete(_plan_path(directory))
-
-
-def _plan_path(directory: str) -> str:
-    return f"{_PLANS}/{directory}{_SUFFIX}"
+        self.store.delete(plans.path_of(directory))
 
 
 def marker_path(directory: str) -> str:

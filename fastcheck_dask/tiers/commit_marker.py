@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
 from fastcheck_dask.ids import check_name, directory_name
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
 from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 FORMAT = "fastcheck-commit"
-#: A reader refuses every other. 3 has references, 2 a base, metrics or flags; without any, 1 is written.
+#: A reader refuses every other. 3 has references or older groups, 2 a base, metrics or flags; else it is 1.
 FORMAT_VERSIONS = (1, 2, 3)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -78,6 +79,30 @@ WHOLE = Needs()
 
 
 @dataclass(frozen=True)
+class Mix:
+    """That some groups of a checkpoint are going to be those of another one."""
+
+    source: BaseLink
+    #: All groups of the run, and the names of those that are older.
+    groups: tuple[Group, ...]
+    older: tuple[str, ...]
+
+    @classmethod
+    def from_document(cls, found: Any) -> Mix:
+        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        groups = tuple(Group(**group) for group in found["groups"])
+        return cls(BaseLink.from_document(found["source"]), groups, tuple(map(str, found["older"])))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint is going to lie in the object tier, as its first author says."""
+
+    needs: Needs = WHOLE
+    mix: Mix | None = None
+
+
+@dataclass(frozen=True)
 class CommitMarker:
     """What a commit marker says: whose checkpoint it is, and which manifest is meant."""
 
@@ -96,6 +121,8 @@ class CommitMarker:
     flags: tuple[str, ...] = ()
     #: Other checkpoints that have chunks of it.
     refs: tuple[BaseLink, ...] = ()
+    #: Names of the groups that are of another step than the rest.
+    older: tuple[str, ...] = ()
 
     @property
     def needs(self) -> Needs:
@@ -127,6 +154,7 @@ class CommitMarker:
             metrics=manifest.notes.metrics,
             flags=manifest.notes.flags,
             refs=needs.refs,
+            older=tuple(sorted(manifest.notes.older)),
         )
 
     def to_bytes(self) -> bytes:
@@ -135,7 +163,7 @@ class CommitMarker:
         document["metrics"] = metrics_to_json(self.metrics)
         document = {name: v for name, v in document.items() if name not in _OPTIONAL or v}
         document["format"] = FORMAT
-        document["version"] = 3 if "refs" in document else 2 if document.keys() & _OPTIONAL else 1
+        document["version"] = _version(document.keys())
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -165,6 +193,7 @@ class CommitMarker:
                 refs=needs.refs,
                 metrics=metrics_from_json(document.get("metrics", {})),
                 flags=tuple(document.get("flags", ())),
+                older=tuple(document.get("older", ())),
             )
             marker._check()
         except (KeyError, TypeError, ValueError, OverflowError, FastCheckError) as error:
@@ -177,14 +206,18 @@ class CommitMarker:
         _check_natural(self.raw_bytes, "raw_bytes")
         if isinstance(self.created_unix, bool) or not math.isfinite(self.created_unix):
             raise ValueError(f"created_unix is {self.created_unix!r}")
-        if not all(isinstance(flag, str) for flag in self.flags):
-            raise TypeError(f"flags are {self.flags!r}")
+        if not all(isinstance(word, str) for word in (*self.flags, *self.older)):
+            raise TypeError(f"flags are {self.flags!r}, older groups {self.older!r}")
         for link in self.needs.links:
             if link.generation >= self.generation:
                 raise ValueError(f"generation {self.generation} needs {link.generation}")
 
 
-_OPTIONAL = frozenset(("base", "metrics", "flags", "refs"))
+def _version(fields: Set[str]) -> int:
+    return 3 if fields & {"refs", "older"} else 2 if fields & _OPTIONAL else 1
+
+
+_OPTIONAL = frozenset(("base", "metrics", "flags", "refs", "older"))
 
 
 def _check_identity(found: CommitMarker | BaseLink) -> None:

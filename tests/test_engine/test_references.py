@@ -21,7 +21,7 @@ from fastcheck_dask.errors import UnrecoverableError
 from fastcheck_dask.inspection.overview import overview
 from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink
+from fastcheck_dask.tiers.commit_marker import BaseLink, Needs, Plan
 from fastcheck_dask.tiers.folder_store import FolderStore
 
 #: No deltas, and then two between each two checkpoints without.
@@ -124,7 +124,7 @@ def test_second_author_follows_the_references_of_the_first(rig, states):
     publish, run.persister.publish = run.persister.publish, lambda *_: None
     run.persist(saved)
     run.persister.publish = publish
-    assert run.folder.planned("00000002-s1", saved.record.token).refs == (marker_of(run, 1).link,)
+    assert run.folder.planned("00000002-s1", saved.record.token).needs.refs == (marker_of(run, 1).link,)
     master = Persister(
         run.folder.store.location, run.folder, None, run.coordinator, run.nodes.client, chains=ChainPolicy(0)
     )
@@ -138,7 +138,7 @@ def test_planned_reference_that_is_gone_makes_it_whole(rig, states):
     run.persist(run.save(frozen(states, 0), "s0"))
     saved = run.save(frozen(states, 1), "s1")
     first = marker_of(run, 1)
-    run.folder.plan("00000002-s1", saved.record.token, type(first.needs)(refs=(first.link,)))
+    run.folder.plan("00000002-s1", saved.record.token, Plan(Needs(refs=(first.link,))))
     run.folder.remove(first.directory)
     run.persist(saved)
     assert marker_of(run, 2).refs == ()

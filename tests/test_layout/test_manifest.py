@@ -249,7 +249,7 @@ def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
             b"9" * 100_000,
             b'{"format":"other"}',
             changed(format="fastcheck"),
-            changed(version=5),
+            changed(version=6),
             changed(version="1"),
         ),
         *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),
