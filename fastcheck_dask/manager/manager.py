@@ -144,6 +144,11 @@ class FastCheckManager:
             chunk_bytes=chunk_bytes,
             **options,
         )
+        if self._settings.groups and not self._place.alone:
+            raise ConfigError(
+                "groups cannot be used with several ranks: one that lost its memory would have an older "
+                "group than the others"
+            )
         wanted = parse_shards(num_shards)
         self._peers = scheduler is not None or coordinator is not None
         if wanted is not None and not self._peers:

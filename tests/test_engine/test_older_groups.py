@@ -66,7 +66,6 @@ def test_group_is_written_at_its_interval_and_comes_back_as_it_was_then(rig, sta
         assert {n: (g.generation, g.tag) for n, g in found.report.older.items()} == (
             {} if of == step else {"rare": (of + 1, f"s{of}")}
         )
-        assert found.filled is None or of == step
     assert all(verify(run.folder, marker).intact for marker in markers)
 
 
@@ -82,7 +81,10 @@ def test_load_takes_older_groups_only_if_asked(rig, states):
     found = run.recover()
     assert states.same(found.state, state_of(states, 0))
     assert "older_groups=True" in " ".join(found.report.skipped)
-    assert states.same(run.recover(older=None).state, stored_state(states, 2, rare=0))
+    found = run.recover(older=None, free_slot=0)
+    assert states.same(found.state, stored_state(states, 2, rare=0))
+    # A slot with it would pass for what the nodes have, and be the base of deltas.
+    assert found.filled is None
     folder_run = FolderRun(
         run.folder, run="run-1", policy=ChainPolicy(), retention=Retention(), chunk_bytes=4096
     )

@@ -122,6 +122,7 @@ def test_groups_need_incremental_persisting_and_names_of_their_own(tmp_path: Any
         ("model/*", {"persist": "incremental"}),
         ([{"name": "a"}], {"persist": "incremental"}),
         ([3], {"persist": "incremental"}),
+        ([group], {"persist": "incremental", "rank": 0, "world_size": 2}),
     ]:
         with pytest.raises(ConfigError, match="groups"):
             FastCheckManager(tmp_path / "objects", groups=groups, **options)
