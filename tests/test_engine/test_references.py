@@ -117,6 +117,17 @@ def test_what_thaws_is_written_and_its_holder_may_go(rig, states):
     assert [m.generation for m in run.folder.committed()] == [7]
 
 
+def test_several_checkpoints_are_referred_to_each_for_what_it_has(rig, states):
+    run = rig(nodes=0, chains=ALONE)
+    embeddings = [0, 1, 1, 2, 2]
+    for step, of in enumerate(embeddings):
+        state = frozen(states, step) | {"embedding": np.full(2000, of, np.float32)}
+        run.save_to_objects(state, f"s{step}")
+        assert states.same(run.read(step + 1), state)
+    refs = [[ref.generation for ref in marker.refs] for marker in run.folder.committed()]
+    assert refs == [[], [1], [1, 2], [1], [1, 4]]
+
+
 def test_second_author_follows_the_references_of_the_first(rig, states):
     run = rig(chains=ALONE)
     run.persist(run.save(frozen(states, 0), "s0"))
