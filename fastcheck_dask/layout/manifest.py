@@ -19,8 +19,8 @@ from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import MAX_PARITY, Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
-#: A reader refuses every other. 2 has derived arrays, 3 has notes, 4 two parity shards, 5 older groups; without
-#: any, 1 is written.
+#: A reader refuses every other. 2 has derived arrays, 3 has notes, 4 two parity shards, 5 older groups; 1 has
+#: none of them.
 FORMAT_VERSIONS = (1, 2, 3, 4, 5)
 #: How a derived array is made of its source; see `layout.casts`.
 _RULE = "cast"

@@ -9,6 +9,7 @@ import pytest
 
 from fastcheck_dask.config import Group
 from fastcheck_dask.engine.chains import ChainPolicy
+from fastcheck_dask.engine.compact import compact
 from fastcheck_dask.engine.folder_run import FolderRun
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.retention import Retention
@@ -138,6 +139,10 @@ def test_retention_keeps_what_older_groups_need(rig, states):
         asyncio.run(run.persister.retire())
         left.append([m.generation for m in run.folder.committed()])
     assert left == [[1], [1, 2], [1, 3], [4], [4, 5]]
+    # Whole, it needs nothing, and its group is what it was.
+    assert [one.chunks > 0 for one in compact(run.folder.store.location, tag="s4")] == [True]
+    run.folder.remove("00000004-s3")
+    assert verify(run.folder, run.folder.committed()[-1]).intact
     lose_memory(run)
     assert states.same(run.recover(older=None).state, stored_state(states, 4, rare=3))
 

@@ -14,7 +14,7 @@ from fastcheck_dask.errors import CorruptDataError, UnknownFormatError
 from fastcheck_dask.layout import manifest as module
 from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
-from fastcheck_dask.layout.notes import Notes
+from fastcheck_dask.layout.notes import Notes, OlderGroup
 from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.layout.stripes import assign, parity_nbytes
 
@@ -168,6 +168,38 @@ def test_frozen_manifest_with_two_parity_shards_stays_readable_and_its_bytes_the
     assert manifest.layout.keys_of(2) == tuple(f"%parity/{s.id}" for s in manifest.layout.stripes)
     assert manifest.layout.keys_of(3) == tuple(f"%parity2/{s.id}" for s in manifest.layout.stripes)
     assert manifest.nbytes_of("%parity2/0") == manifest.nbytes_of("%parity/0") == 72
+
+
+OLDER = {"embeddings": OlderGroup(3, "s3", 1.5)}
+
+
+def test_frozen_manifest_with_older_groups_stays_readable_and_its_bytes_the_same():
+    """Written once by version 5 of the format; never to be regenerated."""
+    data = FROZEN.with_name("manifest_v5.json").read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    assert json.loads(data)["version"] == 5
+    assert manifest.notes == dataclasses.replace(NOTES, older=OLDER)
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        7,
+        ["g"],
+        {"g": 7},
+        {"g": {"generation": 1, "tag": "t"}},
+        {"g": {"generation": -1, "tag": "t", "created_unix": 1}},
+        {"g": {"generation": True, "tag": "t", "created_unix": 1}},
+        {"g": {"generation": 1, "tag": 5, "created_unix": 1}},
+        {"g": {"generation": 1, "tag": "t", "created_unix": "now"}},
+    ],
+)
+def test_manifest_with_older_groups_that_cannot_be_is_refused(older):
+    document = json.loads(FROZEN.with_name("manifest_v5.json").read_bytes())
+    document["notes"]["older"] = older
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("parity", [0, 1])

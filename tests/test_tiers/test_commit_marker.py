@@ -97,6 +97,15 @@ def test_marker_with_references_comes_back_and_is_of_version_3():
     assert REFERRING.needs.shown == "00000001-r"
 
 
+def test_frozen_marker_with_references_stays_readable_and_its_bytes_the_same():
+    """Written once by version 3 of the format; never to be regenerated."""
+    data = FROZEN.with_name("marker_v3.json").read_bytes().strip()
+    both = replace(REFERRING, base=DELTA.base, older=("embeddings", "head"))
+    assert CommitMarker.from_bytes(data) == both
+    assert both.to_bytes() == data
+    assert json.loads(replace(MARKER, older=("g",)).to_bytes())["version"] == 3
+
+
 def test_frozen_marker_stays_readable_and_its_bytes_the_same():
     """Written once by version 2 of the format; never to be regenerated."""
     assert CommitMarker.from_bytes(FROZEN.read_bytes().strip()) == DELTA
@@ -115,6 +124,8 @@ def test_frozen_marker_stays_readable_and_its_bytes_the_same():
         {"metrics": {"loss": "low"}},
         {"flags": 7},
         {"flags": [7]},
+        {"older": 7},
+        {"older": [7]},
         {"refs": 7},
         {"refs": [7]},
         {"refs": {"generation": 2}},
