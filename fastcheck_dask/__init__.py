@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastcheck_dask.version import __version__
 
 if TYPE_CHECKING:
+    from fastcheck_dask.config import Group
     from fastcheck_dask.inspection import Checkpoint, LazyArray, open_checkpoint
     from fastcheck_dask.integrations.incremental import IncrementalCheckpointer
     from fastcheck_dask.manager import FastCheckManager, LoadReport, SaveHandle
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "FastCheckManager",
+    "Group",
     "IncrementalCheckpointer",
     "LazyArray",
     "LoadReport",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 #: Where a name comes from, unless from the package `manager`.
 _ELSEWHERE = {
+    "Group": "config",
     "IncrementalCheckpointer": "integrations.incremental",
     **dict.fromkeys(("Checkpoint", "LazyArray", "open_checkpoint"), "inspection"),
 }

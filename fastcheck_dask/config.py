@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ _FIELDS = {
     "persist": "persist",
     "max_deltas": "max_deltas",
     "full_hours": "full_hours",
+    "max_references": "max_references",
+    "groups": "groups",
     "keep_last": "keep_last",
     "keep_every": "keep_every",
     "keep_hours": "keep_hours",
@@ -78,6 +80,53 @@ _SECRET = frozenset({"coordinator_auth"})
 
 
 @dataclass(frozen=True)
+class Group:
+    """Leaves of the state that go to the object tier together, more rarely than the rest.
+
+    Parameters
+    ----------
+    name : str
+        As reports call it.
+    match : str or sequence of str
+        Patterns of leaf paths, as `include` of `load` takes them (``"model/embed*"``; ``*`` also crosses
+        ``/``). A leaf belongs to the first group that matches.
+    persist_every : int
+        How old it may get in the object tier, in generations: from this many on it is written again.
+
+    Raises
+    ------
+    ConfigError
+        If one of them cannot be used.
+    """
+
+    name: str
+    match: str | Sequence[str]
+    persist_every: int
+
+    def __post_init__(self) -> None:
+        patterns = (self.match,) if isinstance(self.match, str) else self.match
+        if not _is_text(self.name):
+            raise ConfigError(f"a group has a name, got {self.name!r:.80}")
+        if not isinstance(patterns, list | tuple) or not patterns or not all(map(_is_text, patterns)):
+            raise ConfigError(f"group {self.name}: match is a pattern or several, got {self.match!r:.200}")
+        if type(self.persist_every) is not int or self.persist_every < 1:
+            raise ConfigError(
+                f"group {self.name}: persist_every is a whole number of at least 1, "
+                f"got {self.persist_every!r:.80}"
+            )
+        object.__setattr__(self, "match", tuple(patterns))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns, also if there is one."""
+        return tuple(self.match)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that a manager and its agent are built from, besides where and with whom."""
 
@@ -89,6 +138,10 @@ class Settings:
     #: Deltas that follow a whole checkpoint in the object tier, at most; and its age.
     max_deltas: int
     full_hours: float
+    #: To how many others one without a base may refer for what did not change; 0 means none.
+    max_references: int
+    #: What goes there more rarely.
+    groups: tuple[Group, ...]
     #: What stays in the object tier. None: no such rule; -1: everything.
     keep_last: int | None
     keep_every: int | None
@@ -144,6 +197,7 @@ class Settings:
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Undo :meth:`to_dict`, also after a trip that made lists of tuples."""
         fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        fields["groups"] = _groups(fields["groups"])
         return cls(**fields)
 
 
@@ -166,13 +220,15 @@ def settings(**overrides: Any) -> Settings:
     """
     get = Reader(overrides, _FIELDS)
     cpus = get("encoder_cpus", "encoder-cpus", _cpus)
-    return Settings(
+    found = Settings(
         chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
         on_busy=cast(OnBusy, get("on_busy", "on-busy", _on_busy)),
         persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
         persist=cast(Persist, get("persist", "persist", _persist)),
         max_deltas=get("max_deltas", "max-deltas", _whole, within=(0, 1000)),
         full_hours=get("full_hours", "full-hours", _number, within=(0, math.inf)),
+        max_references=get("max_references", "max-references", _whole, within=(0, 1000)),
+        groups=get("groups", "groups", _groups),
         keep_last=get("keep_last", "keep.last", _kept),
         keep_every=get("keep_every", "keep.every", _kept),
         keep_hours=get("keep_hours", "keep.hours", _kept_hours),
@@ -210,6 +266,11 @@ def settings(**overrides: Any) -> Settings:
         metrics_host=get("metrics_host", "metrics.host", _host),
         metrics_port=get("metrics_port", "metrics.port", _port),
     )
+    if found.groups and found.persist != "incremental":
+        raise ConfigError(
+            "groups (fastcheck.groups) need persist='incremental': what is older lies elsewhere"
+        )
+    return found
 
 
 class Reader:
@@ -296,6 +357,18 @@ def _stripes(value: Any) -> str:
     if value not in ("even", "weighted"):
         raise ValueError("'even' or 'weighted' is wanted")
     return str(value)
+
+
+def _groups(value: Any) -> tuple[Group, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("a list of groups is wanted, such as [Group('embeddings', 'model/embed*', 10)]")
+    groups = tuple(
+        one if isinstance(one, Group) else Group(**{key.replace("-", "_"): v for key, v in one.items()})
+        for one in value
+    )
+    if len({group.name for group in groups}) < len(groups):
+        raise ValueError("two groups have one name")
+    return groups
 
 
 def _number(value: Any) -> float:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcheck_dask
-from fastcheck_dask.config import _FIELDS, CHUNK_LIMIT_BYTES, Settings, load_defaults, parse_shards, settings
+from fastcheck_dask.config import (
+    _FIELDS,
+    CHUNK_LIMIT_BYTES,
+    Group,
+    Settings,
+    load_defaults,
+    parse_shards,
+    settings,
+)
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS
 
@@ -61,8 +69,10 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "parity": 2,
             "stripes": "weighted",
             "metrics_host": "::1",
+            "groups": (Group("rare", "model/embed*", 10),),
         }.get(option, 5)
-        by_option, by_field = settings(**{option: value}), settings(**{field: value})
+        more = {"persist": "incremental"} if option == "groups" else {}
+        by_option, by_field = settings(**{option: value}, **more), settings(**{field: value}, **more)
         assert by_option == by_field
         assert getattr(by_option, field) == value
     assert set(_FIELDS.values()) == {field.name for field in fields(Settings)}

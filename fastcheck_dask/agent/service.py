@@ -135,9 +135,10 @@ class SaveService:
             self._encoders,
             coordinator,
             client,
-            chains=ChainPolicy(settings.max_deltas, settings.full_hours) if incremental else None,
+            chains=ChainPolicy.of(settings) if incremental else None,
             retention=Retention.of(settings),
             pacer=self._pacer if is_remote(config.location) else None,
+            groups=settings.groups,
         )
         self._lease = LeaseKeeper(
             config.run,
@@ -488,6 +489,13 @@ class SaveService:
         latest = self._coordinator.latest(self._config.run)
         if latest is None:
             return True
+        if latest.persisted and not latest.nodes and self._config.settings.groups:
+            # Where a group is older, the object tier has not what is here.
+            try:
+                marker = self._folder.marker(directory_name(latest.generation, latest.tag))
+            except FastCheckError:
+                return False
+            return marker is not None and not marker.older
         return latest.persisted or (bool(latest.nodes) and self._config.settings.persist_every == 0)
 
     async def close(self) -> None:

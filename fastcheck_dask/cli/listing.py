@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +47,8 @@ def _show_overview(console: Console, found: Overview) -> None:
         for c in found.checkpoints:
             step, arrays = ("" if n is None else str(n) for n in (c.step, c.arrays))
             sizes = (size(c.raw_bytes), size(c.stored_bytes))
-            state = " ".join(("yes" if c.complete else "NO", *c.flags))
+            older = [f"older:{name}" for name in c.older]
+            state = " ".join(("yes" if c.complete else "NO", *c.flags, *older))
             rows.add_row(str(c.generation), c.tag, step, moment(c.created_unix), arrays, *sizes, state)
         console.print(rows)
     for c in found.checkpoints:
@@ -107,6 +109,7 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
         "nbytes": checkpoint.nbytes,
         "stored_nbytes": checkpoint.stored_nbytes,
         "nodes": list(checkpoint.manifest.nodes),
+        "older": {name: asdict(group) for name, group in checkpoint.older.items()},
         "arrays": arrays,
         "values": checkpoint.tree,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcheck_dask.coordination.base import CommitRecord
@@ -28,6 +28,8 @@ class Candidate:
     marker: CommitMarker | None = None
     #: Number of the slot that holds it on this host.
     slot: int | None = None
+    #: Whether it is meant as the object tier has it, where some of its groups are older.
+    older: bool = False
 
 
 def candidates(
@@ -71,6 +73,22 @@ def candidates(
             )
     _log_lost_markers(ordered)
     return ordered
+
+
+def with_older(chosen: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates, each followed by what the object tier has of it if some of its groups are older.
+
+    Only memory has such a checkpoint as it was.
+    """
+    found = []
+    for candidate in chosen:
+        if candidate.marker is None or not candidate.marker.older:
+            found.append(candidate)
+            continue
+        if candidate.slot is not None or (candidate.record is not None and candidate.record.nodes):
+            found.append(candidate)
+        found.append(replace(candidate, record=None, slot=None, older=True))
+    return found
 
 
 def not_retired(records: Iterable[CommitRecord], survey: Survey) -> list[CommitRecord]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fastcheck_dask.config import Settings
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 
 #: Until a checkpoint is written whole again: deltas at most, and hours at most.
 MAX_DELTAS = 3
 FULL_HOURS = 24.0
+#: Checkpoints that one without a base may refer to, at most.
+MAX_REFERENCES = 4
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,18 @@ class ChainPolicy:
     max_deltas: int = MAX_DELTAS
     #: Age of the whole one, in hours, from which the next is whole, too.
     full_hours: float = FULL_HOURS
+    #: To how many other checkpoints one may refer, where it has no base, for chunks that did not change; 0:
+    #: then it is whole.
+    max_references: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> ChainPolicy:
+        """Return what the settings say."""
+        return cls(settings.max_deltas, settings.full_hours, settings.max_references)
 
 
 def chain_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) -> list[CommitMarker] | None:
-    """Return a checkpoint, its base, and so on down to the whole one; None if a link is missing."""
+    """Return a checkpoint, its base, and so on down to one that has none; None if a link is missing."""
     chain = [marker]
     while (link := chain[-1].base) is not None:
         # Bases are older than what is stored against them, so this ends.
@@ -34,10 +45,30 @@ def chain_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) -> 
     return chain
 
 
+def needed_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) -> list[CommitMarker]:
+    """Return a checkpoint and all that it needs, directly or through others, as far as it is there."""
+    found: dict[str, CommitMarker] = {}
+    waiting = [marker]
+    while waiting:
+        # What is needed is older than what needs it, so this ends.
+        at = waiting.pop()
+        if at.directory in found:
+            continue
+        found[at.directory] = at
+        waiting += [by_directory[link.directory] for link in at.needs.links if link.directory in by_directory]
+    return list(found.values())
+
+
+def newest_before(committed: Iterable[CommitMarker], *, run: str, generation: int) -> CommitMarker | None:
+    """Return the newest checkpoint of a run that is older than a generation; None if there is none."""
+    markers = [m for m in committed if m.run == run and m.generation < generation]
+    return max(markers, key=lambda marker: marker.generation, default=None)
+
+
 def choose_base(
     committed: Iterable[CommitMarker], policy: ChainPolicy, *, run: str, generation: int, created_unix: float
 ) -> CommitMarker | None:
-    """Return the checkpoint against which a new one is to be stored, None if it is to be whole.
+    """Return the checkpoint against which a new one is to be stored, None if it is to have no deltas.
 
     Parameters
     ----------
@@ -48,11 +79,11 @@ def choose_base(
     run, generation, created_unix
         Of the new one.
     """
-    markers = {m.directory: m for m in committed if m.run == run and m.generation < generation}
-    if not markers:
+    known = list(committed)
+    newest = newest_before(known, run=run, generation=generation)
+    if newest is None:
         return None
-    newest = max(markers.values(), key=lambda marker: marker.generation)
-    chain = chain_of(newest, markers)
+    chain = chain_of(newest, {m.directory: m for m in known if m.run == run})
     if chain is None or len(chain) > policy.max_deltas:
         return None
     age_hours = (created_unix - chain[-1].created_unix) / 3600

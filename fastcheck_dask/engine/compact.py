@@ -1,4 +1,4 @@
-"""Make a checkpoint that is stored against another one whole, so that it needs nothing else."""
+"""Make a checkpoint that needs others whole, so that it needs nothing else."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _client(scheduler: str) -> Client:
 def _compact(folder: CheckpointFolder, marker: CommitMarker, client: Client | None) -> Compacted:
     stored = StoredCheckpoint(folder, marker)
     manifest = stored.manifest
-    if marker.base is None:
+    if not marker.needs.links:
         if not folder.is_shown_whole(marker, manifest):
             # Of two authors, the slower one may have described it in its own way.
             folder.make_whole(marker, manifest)

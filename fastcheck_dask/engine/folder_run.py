@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fastcheck_codecs import is_delta, max_encoded_nbytes
 
-from fastcheck_dask.engine.chains import ChainPolicy, choose_base
+from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
 from fastcheck_dask.engine.encode import Bits, TaskEncoder
 from fastcheck_dask.engine.encode import Payload as EncodedPayload
 from fastcheck_dask.engine.plan import Content, Task, jobs_for_objects
+from fastcheck_dask.engine.references import digests_of, references
 from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.errors import (
     CheckpointNotFoundError,
@@ -34,6 +36,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import FlatState, flatten, unflatten
 from fastcheck_dask.layout.zarr_tree import PRIVATE
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, Survey
+from fastcheck_dask.tiers.commit_marker import WHOLE, Needs
 from fastcheck_dask.tiers.process_lock import ProcessLock
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
@@ -48,7 +51,7 @@ class FolderSave:
 
     marker: CommitMarker
     raw_bytes: int
-    #: Encoded bytes that were written; what is shared with the base was not.
+    #: Encoded bytes that were written; what other checkpoints have was not.
     written_bytes: int
     deltas: int
     shared: int
@@ -131,7 +134,11 @@ class FolderRun:
             directory = directory_name(generation, tag)
             self.folder.clear_uncommitted(directory)
             base = None if whole else self._base(committed, generation, created)
-            written, digests, nonfinite = self._write(directory, content, bits, base)
+            needs = WHOLE if base is None else Needs(base.marker.link)
+            others: tuple[StoredCheckpoint, ...] = () if base is None else (base,)
+            if base is None and not whole:
+                needs, others = self._references(committed, generation, content, bits)
+            written, digests, nonfinite = self._write(directory, content, bits, base, others=others)
             notes = notes_of(
                 metrics or {},
                 flat.tree,
@@ -143,9 +150,8 @@ class FolderRun:
             manifest = Manifest(
                 self._run, generation, tag, token, created, flat.tree, flat.arrays, digests, notes=notes
             )
-            link = None if base is None else base.marker.link
-            self.folder.write_metadata(manifest, base=link)
-            marker = self.folder.publish(manifest, base=link)
+            self.folder.write_metadata(manifest, needs=needs)
+            marker = self.folder.publish(manifest, needs=needs)
             self._held = _Held(token, content, bits)
             self._retire()
         if notes.flags:
@@ -242,6 +248,26 @@ class FolderRun:
             return None
         return base
 
+    def _references(
+        self, committed: list[CommitMarker], generation: int, content: Content, bits: Bits
+    ) -> tuple[Needs, tuple[StoredCheckpoint, ...]]:
+        """Return to what a checkpoint without a base refers for the chunks that did not change."""
+        newest = newest_before(committed, run=self._run, generation=generation)
+        if newest is None or not self._policy.max_references:
+            return WHOLE, ()
+        try:
+            stored = StoredCheckpoint(self.folder, newest)
+            stored.open_all()
+            sizes = {key: chunk.nbytes for key, chunk in content.chunks.items()}
+            refs = references(
+                stored, partial(digests_of, content, bits), sizes, limit=self._policy.max_references
+            )
+            markers = [self.folder.marker(link.directory) for link in refs]
+            return Needs(refs=refs), tuple(StoredCheckpoint(self.folder, m) for m in markers if m is not None)
+        except FastCheckError as error:
+            log.warning("generation %d is saved whole: %s", generation, error)
+            return WHOLE, ()
+
     def _newest_manifest(self, committed: list[CommitMarker]) -> Manifest | None:
         try:
             return self.folder.load_manifest(committed[-1]) if committed else None
@@ -262,13 +288,16 @@ class FolderRun:
         return bits
 
     def _write(
-        self, directory: str, content: Content, bits: Bits, base: StoredCheckpoint | None
+        self,
+        directory: str,
+        content: Content,
+        bits: Bits,
+        base: StoredCheckpoint | None,
+        *,
+        others: Sequence[StoredCheckpoint],
     ) -> tuple[tuple[int, int, int], dict[str, str], set[str]]:
         """Write the chunks; return bytes, deltas and shared chunks, the digests, and what is not finite."""
         before = self._held if base is not None else None
-        shared: dict[str, str] = {}
-        if base is not None:
-            shared = {key: base.manifest.digests[key] for key in base.manifest.chunks}
 
         def write(task: Task) -> tuple[EncodedPayload, int, bool]:
             out = np.empty(max_encoded_nbytes(task.nbytes), np.uint8)
@@ -279,7 +308,7 @@ class FolderRun:
                 nbytes=task.nbytes,
                 out=out,
             )
-            if shared.get(task.key) == found.digest:
+            if any(other.manifest.digests.get(task.key) == found.digest for other in others):
                 return found, 0, False
             payload = out[: found.nbytes]
             self.folder.write_chunk(directory, task.key, payload)
@@ -297,6 +326,11 @@ class FolderRun:
         return told, digests, nonfinite
 
     def _read(self, marker: CommitMarker) -> Any:
+        if marker.older:
+            raise CorruptDataError(
+                f"{marker.directory} has older groups ({', '.join(marker.older)}): load it with "
+                "FastCheckManager.load(older_groups=True) to get a state of two steps"
+            )
         stored = StoredCheckpoint(self.folder, marker)
         content = Content(stored.manifest.arrays, place(stored.manifest.arrays), None)
         bits = self._bits(stored, content)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastcheck_dask.layout.notes import OlderGroup
+
 
 @dataclass
 class LoadReport:
@@ -20,6 +22,8 @@ class LoadReport:
     rebuilt: list[str] = field(default_factory=list)
     #: Newer generations that could not be had, each with the reason.
     skipped: list[str] = field(default_factory=list)
+    #: Groups of the state that are of an older step than the rest, by their names.
+    older: dict[str, OlderGroup] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from fastcheck_codecs import is_delta, raw_parts
 
 from fastcheck_dask.engine.compression import Meter
 from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
+from fastcheck_dask.engine.planning import Planned
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, in_thread, send_jobs, together
 from fastcheck_dask.layout.dtypes import codec_dtype
+from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.store import Parts, flat_view
@@ -46,8 +47,8 @@ class ChunkWriter:
 class Written:
     """A snapshot whose chunks are in the object tier."""
 
-    #: What they are stored against.
-    base: BaseLink | None = None
+    #: How they lie there.
+    planned: Planned
     digests: dict[str, str] = field(default_factory=dict)
     #: Keys of the chunks that hold a NaN or an infinity.
     nonfinite: set[str] = field(default_factory=set)
@@ -57,6 +58,21 @@ class Written:
     meter: Meter = field(default_factory=Meter)
 
 
+def only_alike(before: Base, stored: Manifest) -> Base:
+    """Return what a slot holds, confined to the arrays that are the same in the object tier.
+
+    Of an older group the slot has other bits than are stored under the same token: no delta may be made
+    against them.
+    """
+    digests = before.manifest.digests
+    alike = tuple(
+        spec
+        for spec in before.content.arrays
+        if all(digests[chunk.key] == stored.digests.get(chunk.key) for chunk in spec.chunks)
+    )
+    return replace(before, content=replace(before.content, arrays=alike, _chunks={}))
+
+
 async def write_encoded(
     writer: ChunkWriter,
     directory: str,
@@ -64,7 +80,7 @@ async def write_encoded(
     *,
     encoder: Encoder,
     before: Base | None,
-    shared: Mapping[str, str],
+    elsewhere: Callable[[str, str], bool],
     written: Written,
 ) -> None:
     """Have the chunks encoded, and write them.
@@ -79,8 +95,8 @@ async def write_encoded(
         Encodes it.
     before : Base or None
         The checkpoint in the other slot, if deltas against it are wanted.
-    shared : mapping of str to str
-        Digests of the chunks that need not be written, as their bits are with the base.
+    elsewhere : callable
+        Says of the key and the digest of a chunk whether another checkpoint has it: then it is not written.
     written : Written
         Is told what was done.
     """
@@ -91,7 +107,7 @@ async def write_encoded(
             written.digests[chunk.key] = chunk.digest
             if chunk.nonfinite:
                 written.nonfinite.add(chunk.key)
-        apart = [chunk for chunk in chunks if shared.get(chunk.key) != chunk.digest]
+        apart = [chunk for chunk in chunks if not elsewhere(chunk.key, chunk.digest)]
         await write_chunks(writer, directory, [(c.key, (c.payload,)) for c in apart], written.meter)
         written.deltas += sum(is_delta(chunk.payload) for chunk in apart)
 
@@ -105,7 +121,7 @@ async def write_raw(
     directory: str,
     snapshot: Snapshot,
     *,
-    shared: Mapping[str, str],
+    elsewhere: Callable[[str, str], bool],
     written: Written,
 ) -> None:
     """Write the chunks from where they lie in the slot: no encoder, and no copy. See `write_encoded`."""
@@ -123,7 +139,7 @@ async def write_raw(
             written.digests[key] = digest(bits)
             if has_nonfinite(bits, dtype):
                 written.nonfinite.add(key)
-            if shared.get(key) != written.digests[key]:
+            if not elsewhere(key, written.digests[key]):
                 chunks.append((key, raw_parts(bits, dtype=dtype)))
         return chunks, time.perf_counter() - started
 

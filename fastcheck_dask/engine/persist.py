@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import starmap
 from typing import Any
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
-from fastcheck_dask.engine.chains import ChainPolicy, choose_base
+from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compression import Meter
-from fastcheck_dask.engine.object_writer import ChunkWriter, Written, write_chunks, write_encoded, write_raw
+from fastcheck_dask.engine.object_writer import (
+    ChunkWriter,
+    Written,
+    only_alike,
+    write_chunks,
+    write_encoded,
+    write_raw,
+)
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
+from fastcheck_dask.engine.planning import Draft, Planned, Planner
 from fastcheck_dask.engine.rebuild import rebuilt
+from fastcheck_dask.engine.references import digests_in
 from fastcheck_dask.engine.retention import Retention, retire
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
@@ -29,14 +40,13 @@ from fastcheck_dask.errors import (
     TierError,
     UnrecoverableError,
 )
-from fastcheck_dask.ids import directory_name, parse_directory_name
+from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink
+from fastcheck_dask.tiers.commit_marker import WHOLE, Needs
 from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.peer import PeerClient
-from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +71,16 @@ class _Work:
     manifest: Manifest
     record: CommitRecord
     directory: str
-    #: What it is stored against.
-    base: StoredCheckpoint | None
+    planned: Planned
+    #: What the object tier is going to have.
+    stored: Manifest
     #: Why nodes did not write what they were asked to.
     causes: list[str] = field(default_factory=list)
 
     @property
-    def link(self) -> BaseLink | None:
-        return None if self.base is None else self.base.marker.link
-
-    @property
     def keys(self) -> list[str]:
-        """The chunks that are not with the base."""
-        manifest = self.manifest
-        return list(manifest.chunks) if self.base is None else keys_apart(manifest, self.base.manifest)
+        """The chunks that are not with the others."""
+        return keys_apart(self.stored, [other.manifest for other in self.planned.others])
 
 
 class Persister:
@@ -99,6 +105,8 @@ class Persister:
         What stays when a newer checkpoint is complete; everything, unless given.
     pacer : Pacer, optional
         Holds back the chunks that this process writes.
+    groups : sequence of Group, optional
+        What goes there more rarely.
     """
 
     def __init__(
@@ -112,9 +120,11 @@ class Persister:
         chains: ChainPolicy | None = None,
         retention: Retention | None = None,
         pacer: Pacer | None = None,
+        groups: Sequence[Group] = (),
     ) -> None:
         self._writer = ChunkWriter(folder, pacer)
-        self._chains, self._retention = chains, retention or Retention()
+        self._retention = retention or Retention()
+        self._planner = Planner(folder, chains, groups)
         self._location, self._folder = location, folder
         self._encoder, self._coordinator, self._client = encoder, coordinator, client
 
@@ -143,11 +153,10 @@ class Persister:
         """
         directory = directory_name(manifest.generation, manifest.tag)
         if not await asyncio.to_thread(self._is_there, manifest):
-            base = await asyncio.to_thread(
-                self._base_of, directory, manifest.run, manifest.token, created_unix=manifest.created_unix
-            )
-            work = _Work(manifest, record, directory, base)
-            await asyncio.to_thread(self._folder.clear_others, manifest, base=work.link)
+            planned = await asyncio.to_thread(self._planner.planned, Draft.of(manifest))
+            stored = planned.stored_as(manifest)
+            work = _Work(manifest, record, directory, planned, stored)
+            await asyncio.to_thread(self._folder.clear_others, stored, needs=planned.needs)
             written, left = await self._write_by_nodes(work)
             by_host = 0
             if left:
@@ -155,7 +164,9 @@ class Persister:
                     by_host = await self.write_from_slot(source, left, directory)
                 else:
                     by_host = await self._write_rebuilt(work, left)
-            await asyncio.to_thread(self.publish, manifest, data, work.link)
+            if stored is not manifest:
+                data = stored.to_bytes()
+            await asyncio.to_thread(self.publish, stored, data, planned.needs)
         else:
             written, by_host = 0, 0
         noted = await asyncio.to_thread(self._note, manifest)
@@ -210,55 +221,15 @@ class Persister:
         marker = self._folder.marker(directory_name(manifest.generation, manifest.tag))
         return marker is not None and marker.token == manifest.token
 
-    def _base_of(
-        self, directory: str, run: str, token: str, *, created_unix: float
-    ) -> StoredCheckpoint | None:
-        """Say against which checkpoint one is stored: as its first author said, or as the policy says."""
-        planned = self._folder.planned(directory, token)
-        if planned is None:
-            if self._chains is None:
-                return None
-            parsed = parse_directory_name(directory)
-            assert parsed is not None, directory
-            chosen = choose_base(
-                self._folder.committed(),
-                self._chains,
-                run=run,
-                generation=parsed[0],
-                created_unix=created_unix,
-            )
-            link = None if chosen is None or self._opened(directory, chosen.link) is None else chosen.link
-            planned = (self._folder.plan(directory, token, link),)
-        if planned[0] is None:
-            return None
-        base = self._opened(directory, planned[0])
-        if base is None:
-            self._folder.plan_whole(directory, token)
-        return base
-
-    def _opened(self, directory: str, link: BaseLink) -> StoredCheckpoint | None:
-        """Open a base and everything that it needs; None if that cannot be had."""
-        try:
-            marker = self._folder.marker(link.directory)
-            if marker is None or marker.link != link:
-                raise TierError(f"{link.directory} is gone, or another one")
-            base = StoredCheckpoint(self._folder, marker)
-            # Also of the bases beneath it: a chain that is broken already shall not get longer.
-            assert base.chain
-        except FastCheckError as error:
-            log.warning("%s is stored whole: %s", directory, error)
-            return None
-        return base
-
     @property
     def _slot_encoder(self) -> Encoder:
         assert self._encoder is not None, "there are no slots on this host"
         return self._encoder
 
-    def publish(self, manifest: Manifest, data: bytes, base: BaseLink | None = None) -> None:
+    def publish(self, manifest: Manifest, data: bytes, needs: Needs = WHOLE) -> None:
         """Write the metadata, and the marker that makes the chunks of a generation a checkpoint."""
-        self._folder.write_metadata(manifest, base=base)
-        self._folder.publish(manifest, data, base=base)
+        self._folder.write_metadata(manifest, needs=needs)
+        self._folder.publish(manifest, data, needs=needs)
 
     async def write_snapshot(
         self, run: str, snapshot: Snapshot, *, generation: int, before: Base | None, compress: bool
@@ -276,24 +247,37 @@ class Persister:
         """
         directory = directory_name(generation, snapshot.tag)
         await asyncio.to_thread(self._folder.clear_uncommitted, directory)
-        stored = await asyncio.to_thread(
-            self._base_of, directory, run, snapshot.token, created_unix=snapshot.created_unix
+        draft = Draft(
+            run,
+            generation,
+            snapshot.tag,
+            snapshot.token,
+            snapshot.created_unix,
+            snapshot.tree,
+            snapshot.content.arrays,
+            partial(digests_in, snapshot),
         )
-        shared = (
-            {} if stored is None else {key: stored.manifest.digests[key] for key in stored.manifest.chunks}
-        )
-        written = Written(None if stored is None else stored.marker.link)
+        planned = await asyncio.to_thread(self._planner.planned, draft)
+        older, base = planned.older_keys(draft), planned.needs.base
+
+        def elsewhere(key: str, digest: str) -> bool:
+            return key in older or any(other.manifest.digests.get(key) == digest for other in planned.others)
+
+        written = Written(planned)
         if not compress:
-            await write_raw(self._writer, directory, snapshot, shared=shared, written=written)
+            await write_raw(self._writer, directory, snapshot, elsewhere=elsewhere, written=written)
             return written
-        has_bits = stored is not None and before is not None and before.manifest.token == stored.marker.token
+        if base is None or before is None or before.manifest.token != base.token:
+            before = None
+        else:
+            before = only_alike(before, planned.others[0].manifest)
         await write_encoded(
             self._writer,
             directory,
             snapshot,
             encoder=self._slot_encoder,
-            before=before if has_bits else None,
-            shared=shared,
+            before=before,
+            elsewhere=elsewhere,
             written=written,
         )
         return written
@@ -354,6 +338,7 @@ class Persister:
         }
         written, done = 0, 0
         missing: list[str] = []
+        base = work.planned.needs.base
         try:
             await client.pin(**identity)
             try:
@@ -368,7 +353,7 @@ class Persister:
                             for key in batch
                             if (source := manifest.sources.get(key)) is not None
                         },
-                        base=None if work.link is None else asdict(work.link),
+                        base=None if base is None else asdict(base),
                     )
                     written += nbytes
                     missing += lacking

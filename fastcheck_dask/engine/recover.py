@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
+from fastcheck_dask.engine.candidates import Candidate, candidates, with_older, with_tag
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.manifests import manifest_from_nodes
@@ -40,7 +40,7 @@ from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import select
 from fastcheck_dask.layout.targets import Filling, match
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
-from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.commit_marker import WHOLE, CommitMarker
 from fastcheck_dask.tiers.local import LocalTier, SlotStatus
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
@@ -113,6 +113,7 @@ class Recovery:
         free_slot: int | None = None,
         token: str | None = None,
         healthy: bool = False,
+        older: Collection[str] | None = (),
         into: Into | None = None,
     ) -> Recovered | None:
         """Load the newest checkpoint that can be had complete, or the one with a tag.
@@ -131,6 +132,8 @@ class Recovery:
             Of the checkpoint with that tag, where all ranks have to load the same one.
         healthy : bool
             Skip the checkpoints that are flagged.
+        older : collection of str or None
+            Names of the groups that may be older than the rest; None: all may.
         into : Into, optional
             A live state whose tensors are filled in place.
 
@@ -146,19 +149,19 @@ class Recovery:
         survey, unlisted = self._survey()
         found = self._candidates(records, survey)
         wanted = found if token is None else [c for c in found if c.token == token]
-        chosen = self._chosen(wanted, tag, unlisted)
+        chosen = with_older(self._chosen(wanted, tag, unlisted))
         if not chosen:
             self._refuse_unmarked()
             return None
         skipped = [] if tag is not None else _damaged_above(survey, chosen[0].generation)
         for candidate in chosen:
+            # A slot is the base of deltas: it never holds what no storage node does.
             fill = free_slot if include is None and candidate is found[0] else None
             # What a fallback may need is given up only when the newer checkpoint is there.
             late = any(other.slot == fill for other in found)
             try:
                 manifest = await self._manifest(candidate)
-                if healthy and manifest.notes.flags:
-                    raise CorruptDataError(f"it is flagged: {manifest.notes.describe()}")
+                _refuse(manifest, healthy=healthy, older=older)
                 return await self._load_one(
                     candidate,
                     manifest,
@@ -172,7 +175,7 @@ class Recovery:
             except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
                 for cause in getattr(error, "causes", ()):
                     log.debug("generation %d: %s", candidate.generation, cause)
-                if tag is not None:
+                if tag is not None and candidate is chosen[-1]:
                     if into is None or not into.written:
                         raise
                     causes = getattr(error, "causes", ()) or (str(error),)
@@ -242,6 +245,7 @@ class Recovery:
     ) -> Recovered:
         started = time.monotonic()
         report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
+        report.older = dict(manifest.notes.older)
         memory: Memory
         if into is not None:
             filling = into.match(manifest, include)
@@ -288,6 +292,15 @@ class Recovery:
             sum(spec.nbytes for spec in arrays),
             report.seconds,
         )
+        for name, group in report.older.items():
+            log.warning(
+                "generation %d (%s): group %s is older, of generation %d (%s)",
+                manifest.generation,
+                manifest.tag,
+                name,
+                group.generation,
+                group.tag,
+            )
         return Recovered(state, manifest, report, filled)
 
     def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:
@@ -296,12 +309,13 @@ class Recovery:
             return None
         marker = candidate.marker
         if marker is None:
-            directory, base = directory_name(manifest.generation, manifest.tag), None
+            directory, needs = directory_name(manifest.generation, manifest.tag), WHOLE
             try:
-                base = (self._folder.planned(directory, manifest.token) or (None,))[0]
+                planned = self._folder.planned(directory, manifest.token)
+                needs = WHOLE if planned is None else planned.needs
             except FastCheckError as error:
                 log.warning("%s is taken for whole: %s", directory, error)
-            marker = CommitMarker.of(manifest, manifest.to_bytes(), base=base)
+            marker = CommitMarker.of(manifest, manifest.to_bytes(), needs=needs)
         return StoredCheckpoint(self._folder, marker, manifest)
 
     def _memory(
@@ -341,7 +355,7 @@ class Recovery:
                     return _checked(found[0], candidate)
                 except CorruptDataError as error:
                     causes.append(str(error))
-        if candidate.marker is not None and self._folder is not None:
+        if candidate.marker is not None and candidate.older == bool(candidate.marker.older) and self._folder:
             try:
                 return _checked(self._folder.load_manifest(candidate.marker), candidate)
             except FastCheckError as error:
@@ -355,6 +369,20 @@ class Recovery:
 
 def _in_words(manifest: Manifest) -> str:
     return f"generation {manifest.generation} ({manifest.tag}) into a state that another one was begun in"
+
+
+def _refuse(manifest: Manifest, *, healthy: bool, older: Collection[str] | None) -> None:
+    """Raise `CorruptDataError` or `UnrecoverableError` for a checkpoint that is not wanted as it is."""
+    notes = manifest.notes
+    if healthy and notes.flags:
+        raise CorruptDataError(f"it is flagged: {notes.describe()}")
+    unasked = sorted(() if older is None else notes.older.keys() - set(older))
+    if unasked:
+        why = (
+            f"the object tier has its group {unasked[0]} of generation {notes.older[unasked[0]].generation} "
+            "only: give the manager that group, or load with older_groups=True to get a state of two steps"
+        )
+        raise UnrecoverableError(f"{_in_words(manifest)}, all of one step,", (why,))
 
 
 def _damaged_above(survey: Survey, generation: int) -> list[str]:

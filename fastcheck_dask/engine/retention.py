@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, cast
 
 from fastcheck_dask.config import Settings
-from fastcheck_dask.engine.chains import chain_of
+from fastcheck_dask.engine.chains import needed_of
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 
@@ -67,9 +67,9 @@ class Retention:
     ) -> list[CommitMarker]:
         """Return what no rule keeps and no other checkpoint needs; oldest first.
 
-        Whatever the rules, the newest stays, the newest that is not flagged stays, and so do the bases of
-        all that stay. With several ranks, `proven` is the newest generation that all of them have: it stays,
-        and so do all from it on.
+        Whatever the rules, the newest stays, the newest that is not flagged stays, and so does all that
+        is needed by what stays. With several ranks, `proven` is the newest generation that all of them have:
+        it stays, and so do all from it on.
         """
         markers = sorted(committed, key=lambda marker: marker.generation)
         if self.keeps_all or not markers:
@@ -78,9 +78,8 @@ class Retention:
         needed: set[str] = set()
         spared = [] if proven is None else [m for m in markers if m.generation >= proven]
         for marker in [*spared, *self._kept(markers)]:
-            chain = chain_of(marker, by_directory)
             # What is broken already is no reason to remove what it may still name.
-            needed |= {link.directory for link in chain or _as_far_as(marker, by_directory)}
+            needed |= {other.directory for other in needed_of(marker, by_directory)}
         return [marker for marker in markers if marker.directory not in needed]
 
     def _kept(self, markers: Sequence[CommitMarker]) -> list[CommitMarker]:
@@ -102,13 +101,6 @@ class Retention:
         rated = [m for m in markers if (value := m.metrics.get(metric)) is not None and value == value]
         sign = 1 if mode == "max" else -1
         return sorted(rated, key=lambda m: (sign * m.metrics[metric], m.generation))[-count:]
-
-
-def _as_far_as(marker: CommitMarker, by_directory: dict[str, CommitMarker]) -> list[CommitMarker]:
-    found = [marker]
-    while (link := found[-1].base) is not None and link.directory in by_directory:
-        found.append(by_directory[link.directory])
-    return found
 
 
 def retire(
@@ -141,7 +133,7 @@ def retire(
         )
         return []
     removed = retention.removable(survey.committed, proven=proven)
-    # The newest first: a delta goes before its base, and no chain is ever broken.
+    # The newest first: nothing goes before what needs it.
     for marker in reversed(removed):
         folder.remove(marker.directory)
         log.info("generation %d (%s) was removed from the object tier", marker.generation, marker.tag)

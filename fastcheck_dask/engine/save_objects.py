@@ -81,7 +81,9 @@ async def save_to_objects(
     manifest = manifest_of(run, generation, snapshot, written.digests, nodes=(), layout=None, notes=notes)
     data = manifest.to_bytes()
     await asyncio.to_thread(seal, data)
-    await asyncio.to_thread(persister.publish, manifest, data, written.base)
+    stored = written.planned.stored_as(manifest)
+    stored_data = data if stored is manifest else stored.to_bytes()
+    await asyncio.to_thread(persister.publish, stored, stored_data, written.planned.needs)
     record = replace(record_of(manifest, data, _NO_NODES, snapshot.raw_bytes), persisted=True)
     stats = _stats(snapshot, written, degraded=degraded, compressed=compress)
     stats.flags = notes.flags

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import html
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,10 @@ from fastcheck_dask.inspection.location import choose, open_folder
 from fastcheck_dask.layout.dtypes import TORCH_ONLY, numpy_dtype
 from fastcheck_dask.layout.leaves import Bits, require_torch, revive
 from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.notes import OlderGroup
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
+
+log = logging.getLogger(__name__)
 
 #: Arrays that a representation names.
 _SHOWN = 12
@@ -184,6 +188,13 @@ class Checkpoint(Mapping[str, LazyArray]):
         self.manifest = manifest
         self.reader = ChunkReader(folder, manifest, marker)
         self._arrays = {entry.path: LazyArray(self, entry) for entry in entries(manifest)}
+        if self.older:
+            log.warning("%s is a state of several steps: %s", self.tag, older_in_words(self.older))
+
+    @property
+    def older(self) -> dict[str, OlderGroup]:
+        """Groups of its leaves that are of an older step than the rest, by their names."""
+        return dict(self.manifest.notes.older)
 
     @property
     def tag(self) -> str:
@@ -262,6 +273,8 @@ class Checkpoint(Mapping[str, LazyArray]):
             f"<Checkpoint {self.tag} (generation {self.generation} of {self.run}, "
             f"{_moment(self.created_unix)}), {len(self)} arrays, {self.nbytes:,} bytes"
         )
+        if self.older:
+            head += f", of several steps: {older_in_words(self.older)}"
         lines = [f"  {a.path}: {a.dtype} {a.shape}" for a in list(self.values())[:_SHOWN]]
         more = [f"  ... and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         return "\n".join([f"{head}:" if lines else head, *lines, *more]) + ">"
@@ -279,6 +292,12 @@ class Checkpoint(Mapping[str, LazyArray]):
             "<table><thead><tr><th>path</th><th>dtype</th><th>shape</th><th>bytes</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>{more}"
         )
+
+
+def older_in_words(older: Mapping[str, OlderGroup]) -> str:
+    """Say of which checkpoints the older groups are."""
+    told = (f"group {name} is of generation {g.generation} ({g.tag})" for name, g in older.items())
+    return ", ".join(told)
 
 
 def _moment(unix: float) -> str:

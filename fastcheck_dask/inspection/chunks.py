@@ -42,7 +42,7 @@ class ChunkReader:
         self.folder, self.manifest = folder, manifest
         #: The same, if it is not whole.
         self.stored: StoredCheckpoint | None = None
-        if marker is not None and marker.base is not None:
+        if marker is not None and marker.needs.links:
             self.stored = StoredCheckpoint(folder, marker, manifest)
         self.directory = directory_name(manifest.generation, manifest.tag)
 

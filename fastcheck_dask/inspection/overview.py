@@ -12,7 +12,7 @@ from fastcheck_dask.inspection.leftovers import Leftover
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import BaseLink, CheckpointFolder, CommitMarker, DamagedMarker
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker, Needs
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 
@@ -31,10 +31,14 @@ class Listed:
     raw_bytes: int
     #: Of all its objects, the manifest included.
     stored_bytes: int
-    #: Directory of the checkpoint against which it is stored; None if it is whole.
+    #: Directory of the checkpoint against which it is stored; None if it has no deltas.
     base: str | None
+    #: Directories of other checkpoints that have chunks of it.
+    refs: tuple[str, ...]
     #: Why it is not taken for healthy.
     flags: tuple[str, ...]
+    #: Names of its groups that are of an older step than the rest.
+    older: tuple[str, ...]
     #: What is missing; None if all is there.
     problem: str | None
 
@@ -84,9 +88,10 @@ def _listed(
     manifest, problem = None, None
     try:
         manifest = folder.load_manifest(marker)
-        # The first of the chain; a link that is missing further down is told here, too.
-        keys = StoredCheckpoint(folder, marker, manifest).chain[0].own_keys
-        problem = what_is_missing(manifest, sizes, keys=keys, base=marker.base)
+        stored = StoredCheckpoint(folder, marker, manifest)
+        # A link that is missing further down is told here, too.
+        stored.open_all()
+        problem = what_is_missing(manifest, sizes, keys=stored.own_keys, needs=marker.needs)
     except (CorruptDataError, ShardUnavailableError) as error:
         problem = str(error)
     return Listed(
@@ -100,21 +105,22 @@ def _listed(
         marker.raw_bytes,
         sum(sizes.values()) + manifest_nbytes,
         None if marker.base is None else marker.base.directory,
+        tuple(link.directory for link in marker.refs),
         marker.flags,
+        marker.older,
         problem,
     )
 
 
 def what_is_missing(
-    manifest: Manifest, sizes: dict[str, int], *, keys: Sequence[str], base: BaseLink | None
+    manifest: Manifest, sizes: dict[str, int], *, keys: Sequence[str], needs: Needs
 ) -> str | None:
     """Say which objects of a checkpoint are missing or empty, by a listing of its directory; None if none.
 
-    `keys` are the chunks that are its own, and `base` is what it is stored against.
+    `keys` are the chunks that are its own, and `needs` are the checkpoints that have the others.
     """
     inline = list(inline_arrays(manifest.tree))
-    name = None if base is None else base.directory
-    wanted = (*keys, *documents(manifest, inline, base=name), *inline_chunks(inline))
+    wanted = (*keys, *documents(manifest, inline, base=needs.shown), *inline_chunks(inline))
     missing = [key for key in wanted if not sizes.get(key)]
     if not missing:
         return None

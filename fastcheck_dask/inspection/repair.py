@@ -19,7 +19,7 @@ from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import DOCUMENT, manifest_path, root_document
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import WHOLE, CheckpointFolder, CommitMarker, marker_path
 
 log = logging.getLogger(__name__)
 
@@ -87,20 +87,20 @@ def repair(folder: CheckpointFolder, marker: CommitMarker, found: Verified, sour
     if (path := marker_path(marker.directory)) in names:
         folder.store.write(path, marker.to_bytes())
         done.repaired.append(f"{path} from its manifest")
-    for key, data in exact_objects(manifest, marker.base).items():
+    for key, data in exact_objects(manifest, marker.needs).items():
         if (name := f"{marker.directory}/{key}") in names:
             folder.store.write(name, data)
             done.repaired.append(f"{name} from the manifest")
-    # What a base has is repaired with the base.
+    # What another checkpoint has is repaired there.
     wanted = [key for key in manifest.chunks if f"{marker.directory}/{key}" in names]
     _repair_chunks(folder, manifest, marker.directory, wanted, sources, done)
-    done.left += sorted(name for name in names if _is_of_base(name, marker))
+    done.left += sorted(name for name in names if _is_elsewhere(name, marker))
     folder.store.sync(marker.directory)
     return done
 
 
-def _is_of_base(name: str, marker: CommitMarker) -> bool:
-    """Say whether an object belongs to a checkpoint against which this one is stored."""
+def _is_elsewhere(name: str, marker: CommitMarker) -> bool:
+    """Say whether an object belongs to a checkpoint that this one needs."""
     directory = name.partition("/")[0]
     return directory != marker.directory and parse_directory_name(directory) is not None
 
@@ -244,8 +244,8 @@ def _marker_by_documents(folder: CheckpointFolder, manifest: Manifest, data: byt
     """Return the marker that fits the root group's document: of a whole checkpoint, or as it was planned."""
     directory = directory_name(manifest.generation, manifest.tag)
     found = folder.store.read(f"{directory}/{DOCUMENT}")
-    for base in (None, *(folder.planned(directory, manifest.token) or ())):
-        name = None if base is None else base.directory
-        if found == root_document(manifest, list(inline_arrays(manifest.tree)), base=name):
-            return CommitMarker.of(manifest, data, base=base)
+    planned = folder.planned(directory, manifest.token)
+    for needs in (WHOLE, *(() if planned is None else (planned.needs,))):
+        if found == root_document(manifest, list(inline_arrays(manifest.tree)), base=needs.shown):
+            return CommitMarker.of(manifest, data, needs=needs)
     return None

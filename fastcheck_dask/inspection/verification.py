@@ -18,7 +18,7 @@ from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import BaseLink, CheckpointFolder, CommitMarker, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, Needs, marker_path
 
 #: Is told how many raw bytes were verified.
 Advance = Callable[[int], None]
@@ -105,13 +105,13 @@ def verify(
         problem = _problem(manifest_path(marker.directory), error, fatal=True)
         return Verified(marker.generation, marker.tag, marker.directory, 1, 0, (problem,))
     problems = _verify_marker(folder, marker)
-    exact = exact_objects(manifest, marker.base)
+    exact = exact_objects(manifest, marker.needs)
     problems += _verify_exact(folder, marker.directory, exact)
     reader = ChunkReader(folder, manifest, marker)
     try:
         here = set(manifest.chunks) if reader.stored is None else set(reader.stored.own_keys)
     except FastCheckError as error:
-        # Without its base there is no telling which chunks are its own.
+        # Without what it needs there is no telling which chunks are its own.
         problems.append(_problem(marker_path(marker.directory), error, fatal=True))
         return _verified(marker, manifest, problems, 2 + len(exact))
 
@@ -164,11 +164,10 @@ def verify_rest(folder: CheckpointFolder) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def exact_objects(manifest: Manifest, base: BaseLink | None) -> dict[str, bytes]:
-    """Return the objects of a checkpoint that follow from its manifest and base, by their key."""
+def exact_objects(manifest: Manifest, needs: Needs) -> dict[str, bytes]:
+    """Return the objects of a checkpoint that follow from its manifest and what it needs, by their key."""
     inline = list(inline_arrays(manifest.tree))
-    name = None if base is None else base.directory
-    return documents(manifest, inline, base=name) | inline_chunks(inline)
+    return documents(manifest, inline, base=needs.shown) | inline_chunks(inline)
 
 
 def _is_canonical(payload: Bits, bits: Bits, dtype: str) -> bool:

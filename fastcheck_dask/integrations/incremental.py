@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = frozenset(("keep_last", "keep_every", "keep_hours", "keep_best", "chunk_bytes"))
+_OPTIONS = frozenset(("keep_last", "keep_every", "keep_hours", "keep_best", "max_references", "chunk_bytes"))
 
 
 class IncrementalCheckpointer:
@@ -48,14 +48,14 @@ class IncrementalCheckpointer:
     save_dir : str or Path
         Folder, or a URL as for `FastCheckManager`.
     max_deltas : int
-        Most deltas that follow a whole checkpoint; the next is whole.
+        Most deltas that follow a checkpoint without; the next has none.
     full_hours : float
-        A whole one at least so often, in hours.
+        One without deltas at least so often, in hours.
     rng : bool
         Whether the states of the random number generators belong to a checkpoint.
     **options
-        ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_best`` and ``chunk_bytes``, as for
-        `FastCheckManager`.
+        ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_best``, ``max_references`` and ``chunk_bytes``,
+        as for `FastCheckManager`.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class IncrementalCheckpointer:
         return FolderRun(
             CheckpointFolder(open_store(location)),
             run=run_id_for(location),
-            policy=ChainPolicy(self._settings.max_deltas, self._settings.full_hours),
+            policy=ChainPolicy.of(self._settings),
             retention=Retention.of(self._settings),
             chunk_bytes=self._settings.chunk_bytes,
         )

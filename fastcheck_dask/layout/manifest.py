@@ -19,9 +19,9 @@ from fastcheck_dask.layout.paths import is_safe
 from fastcheck_dask.layout.stripes import MAX_PARITY, Layout, Stripe, parity_nbytes
 
 FORMAT = "fastcheck-manifest"
-#: A reader refuses every other. 2 has derived arrays, 3 has notes, 4 two parity shards; without any, 1 is
-#: written.
-FORMAT_VERSIONS = (1, 2, 3, 4)
+#: A reader refuses every other. 2 has derived arrays, 3 has notes, 4 two parity shards, 5 older groups; 1 has
+#: none of them.
+FORMAT_VERSIONS = (1, 2, 3, 4, 5)
 #: How a derived array is made of its source; see `layout.casts`.
 _RULE = "cast"
 #: A manifest is parsed whole: this bounds what a damaged length can make a reader allocate.
@@ -122,6 +122,8 @@ class Manifest:
 
     def _version(self) -> int:
         """Return the smallest version that has all there is: a reader that is older can read it, too."""
+        if self.notes.older:
+            return 5
         if self.layout is not None and self.layout.parity > 1:
             return 4
         derived = any(spec.source is not None for spec in self.arrays)

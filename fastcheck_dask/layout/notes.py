@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastcheck_dask.errors import ConfigError, CorruptDataError
@@ -14,6 +14,28 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 #: Flags: values that are not finite where there were none before; weights that did not change.
 NONFINITE, UNCHANGED = "nonfinite", "unchanged"
+
+
+@dataclass(frozen=True)
+class OlderGroup:
+    """Of which checkpoint a group of leaves is that was not written with the others."""
+
+    generation: int
+    tag: str
+    #: When that checkpoint was made, in seconds.
+    created_unix: float
+
+    @classmethod
+    def from_document(cls, found: Any) -> OlderGroup:
+        """Read what ``asdict`` wrote; `CorruptDataError` for anything else."""
+        if not isinstance(found, dict) or found.keys() != cls.__dataclass_fields__.keys():
+            raise CorruptDataError(f"an older group is {found!r:.200}")
+        generation, tag, created = found["generation"], found["tag"], found["created_unix"]
+        if type(generation) is not int or generation < 0 or not isinstance(tag, str):
+            raise CorruptDataError(f"an older group is of {generation!r:.80} ({tag!r:.80})")
+        if type(created) not in (int, float) or not math.isfinite(created):
+            raise CorruptDataError(f"an older group is of the time {created!r:.80}")
+        return cls(generation, tag, float(created))
 
 
 @dataclass(frozen=True)
@@ -27,6 +49,8 @@ class Notes:
     accepted: tuple[str, ...] = ()
     #: Whether no array of floats differs from the checkpoint before.
     unchanged: bool = False
+    #: Groups that are of another step than the rest, by their names; only in the object tier.
+    older: Mapping[str, OlderGroup] = field(default_factory=dict, hash=False)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -53,6 +77,7 @@ class Notes:
             "suspicious": list(self.suspicious),
             "accepted": list(self.accepted),
             "unchanged": self.unchanged,
+            "older": {name: asdict(group) for name, group in self.older.items()},
         }
         return {name: value for name, value in document.items() if value}
 
@@ -68,7 +93,11 @@ class Notes:
         if not isinstance(unchanged, bool):
             raise CorruptDataError(f"the notes say unchanged: {unchanged!r:.80}")
         metrics = metrics_from_json(found.get("metrics", {}))
-        return cls(metrics, tuple(paths[0]), tuple(paths[1]), unchanged)
+        groups = found.get("older", {})
+        if not isinstance(groups, dict):
+            raise CorruptDataError(f"the notes say of older groups: {groups!r:.80}")
+        older = {name: OlderGroup.from_document(group) for name, group in groups.items()}
+        return cls(metrics, tuple(paths[0]), tuple(paths[1]), unchanged, older)
 
 
 def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:

@@ -88,8 +88,9 @@ class FastCheckManager:
         is in force when all ranks have saved theirs under the same tag. ``rank="auto"`` reads both from the
         environment of ``torchrun``; without them this process is the only one.
     **options
-        ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas`` and
-        ``full_hours``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say what stays in the
+        ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas``,
+        ``full_hours`` and ``max_references``, and its ``groups`` more rarely; ``keep_last``, ``keep_every``,
+        ``keep_hours`` and ``keep_best`` say what stays in the
         object tier, everything unless one is given (see the guide of retention). And ``encoders``,
         ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``parity``, ``stripes``, ``measure_links``, ``connect_timeout``,
@@ -143,6 +144,11 @@ class FastCheckManager:
             chunk_bytes=chunk_bytes,
             **options,
         )
+        if self._settings.groups and not self._place.alone:
+            raise ConfigError(
+                "groups cannot be used with several ranks: one that lost its memory would have an older "
+                "group than the others"
+            )
         wanted = parse_shards(num_shards)
         self._peers = scheduler is not None or coordinator is not None
         if wanted is not None and not self._peers:
@@ -326,6 +332,7 @@ class FastCheckManager:
         fallback: Literal["any", "healthy"] = "any",
         into: Any = None,
         strict: bool = True,
+        older_groups: bool = False,
     ) -> Any:
         """Bring a state back from the fastest source that has it.
 
@@ -346,6 +353,9 @@ class FastCheckManager:
         strict : bool
             With `into`: if False, tensors that only one side has, or has in another shape or dtype, are left
             alone instead of refused, and the result lacks them.
+        older_groups : bool
+            Whether any group of a checkpoint may be of an older step than the rest, as the object tier may
+            have it; otherwise only the `groups` of this manager may. `last_load.older` says of which.
 
         Returns
         -------
@@ -374,7 +384,9 @@ class FastCheckManager:
         with self._alone("load"):
             self._settle()
             target = None if into is None else Into(into, strict)
-            recovered = self._stored.recover(tag, include, into=target, healthy=healthy)
+            recovered = self._stored.recover(
+                tag, include, into=target, healthy=healthy, any_older=older_groups
+            )
             if recovered is None:
                 return None
             self.last_load = recovered.report

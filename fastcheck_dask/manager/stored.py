@@ -76,7 +76,13 @@ class Stored:
         raise ConfigError(f"{where} has no committed checkpoint with the tag {tag!r} (yet)")
 
     def recover(
-        self, tag: str | None, include: str | list[str] | None, *, into: Into | None, healthy: bool
+        self,
+        tag: str | None,
+        include: str | list[str] | None,
+        *,
+        into: Into | None,
+        healthy: bool,
+        any_older: bool,
     ) -> Recovered | None:
         """Bring a checkpoint back; see `FastCheckManager.load`."""
         if self._place.alone:
@@ -84,7 +90,7 @@ class Stored:
                 self._known().choose(tag)
             except CoordinationError as error:
                 log.warning("whether several ranks saved here since is not known: %s", error)
-            return self._recover_one(tag, include, into=into, healthy=healthy)
+            return self._recover_one(tag, include, into=into, healthy=healthy, any_older=any_older)
         known = self._known()
         joint = known.choose(tag)
         if joint is None:
@@ -93,7 +99,7 @@ class Stored:
             return None
         token = joint.tokens[self._place.me.rank]
         try:
-            return self._recover_one(joint.tag, include, into=into, token=token)
+            return self._recover_one(joint.tag, include, into=into, token=token, any_older=any_older)
         except (UnrecoverableError, CorruptDataError, ShardUnavailableError, TierError) as error:
             raise UnrecoverableError(
                 f"the part of rank {self._place.me.rank} of checkpoint {joint.tag!r}",
@@ -111,6 +117,7 @@ class Stored:
         into: Into | None,
         token: str | None = None,
         healthy: bool = False,
+        any_older: bool = False,
     ) -> Recovered | None:
         records = self._records()
         link = self._agents.link()
@@ -127,6 +134,7 @@ class Stored:
                 free_slot=free,
                 token=token,
                 healthy=healthy,
+                older=None if any_older else [group.name for group in self._settings.groups],
                 into=into,
             )
             recovered = run_apart(loading)

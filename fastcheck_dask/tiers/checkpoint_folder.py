@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from fastcheck_dask.errors import (
     UnknownFormatError,
 )
 from fastcheck_dask.ids import directory_name, parse_directory_name
-from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest, parse_json
+from fastcheck_dask.layout.manifest import LIMIT_BYTES, Manifest, digest_of_manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import (
@@ -32,15 +31,25 @@ from fastcheck_dask.layout.zarr_tree import (
     manifest_path,
     root_document,
 )
-from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
+from fastcheck_dask.tiers import plans
+from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, CommitMarker, Needs, Plan
 from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload
 
-__all__ = ["BaseLink", "CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
+__all__ = [
+    "WHOLE",
+    "BaseLink",
+    "CheckpointFolder",
+    "CommitMarker",
+    "DamagedMarker",
+    "Needs",
+    "Plan",
+    "Survey",
+    "marker_path",
+]
 
 logger = logging.getLogger(__name__)
 
 _COMMITS = f"{PRIVATE}/commits"
-_PLANS = f"{PRIVATE}/plans"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
 #: Documents that are written at once: they are small, and all but nothing beside the wait for the disk.
@@ -88,11 +97,11 @@ class CheckpointFolder:
         """Write one encoded chunk of a checkpoint that is not committed yet."""
         self.store.write(f"{directory}/{key}", payload)
 
-    def write_metadata(self, manifest: Manifest, *, base: BaseLink | None = None) -> None:
+    def write_metadata(self, manifest: Manifest, *, needs: Needs = WHOLE) -> None:
         """Write all but the root group's document and the marker: other documents, inline arrays, manifest.
 
-        Nothing is written if this author committed it already. `base` is what the checkpoint is stored
-        against.
+        Nothing is written if this author committed it already. `needs` are the checkpoints that have the
+        chunks which are not here.
 
         Raises
         ------
@@ -102,16 +111,16 @@ class CheckpointFolder:
         data = manifest.to_bytes()
         present = self._present_marker(manifest)
         if present is not None:
-            self._same(present, CommitMarker.of(manifest, data, base=base))
+            self._same(present, CommitMarker.of(manifest, data, needs=needs))
             return
-        self._write_documents(manifest, base)
+        self._write_documents(manifest, needs)
         self.store.write(manifest_path(directory_name(manifest.generation, manifest.tag)), data)
 
-    def _write_documents(self, manifest: Manifest, base: BaseLink | None) -> None:
+    def _write_documents(self, manifest: Manifest, needs: Needs) -> None:
         """Write the documents below the root group's, and the inline arrays."""
         directory = directory_name(manifest.generation, manifest.tag)
         inline = list(inline_arrays(manifest.tree))
-        wanted = documents(manifest, inline, base=_name_of(base)) | inline_chunks(inline)
+        wanted = documents(manifest, inline, base=needs.shown) | inline_chunks(inline)
         del wanted[DOCUMENT]
         names = [f"{directory}/{path}" for path in wanted]
         with ThreadPoolExecutor(_WRITERS) as writers:
@@ -120,7 +129,7 @@ class CheckpointFolder:
                 pass
 
     def publish(
-        self, manifest: Manifest, manifest_bytes: bytes | None = None, *, base: BaseLink | None = None
+        self, manifest: Manifest, manifest_bytes: bytes | None = None, *, needs: Needs = WHOLE
     ) -> CommitMarker:
         """Make a completely written checkpoint visible. Idempotent.
 
@@ -130,8 +139,8 @@ class CheckpointFolder:
             Of the checkpoint; its chunks and metadata have been written.
         manifest_bytes : bytes, optional
             Of the manifest, as the commit record's digest was taken; by default ``manifest.to_bytes()``.
-        base : BaseLink, optional
-            What the checkpoint is stored against: a chunk that is the same there need not be here.
+        needs : Needs, optional
+            Other checkpoints: a chunk that is the same there need not be here.
 
         Returns
         -------
@@ -141,14 +150,14 @@ class CheckpointFolder:
         Raises
         ------
         ShardUnavailableError
-            If a chunk, a document, the manifest or the base is missing or empty; nothing was published.
+            If a chunk, a document, the manifest or what it needs is missing or empty; nothing was published.
         CorruptDataError
             If the manifest that was written is another one; nothing was published.
         CommitConflictError
             If the generation was committed by another author.
         """
         data = manifest.to_bytes() if manifest_bytes is None else manifest_bytes
-        marker = CommitMarker.of(manifest, data, base=base)
+        marker = CommitMarker.of(manifest, data, needs=needs)
         present = self._present_marker(manifest)
         if present is not None:
             return self._same(present, marker)
@@ -156,7 +165,7 @@ class CheckpointFolder:
         self._check_complete(manifest, marker)
         self.store.sync(directory)
         self.store.sync(manifest_path(directory))
-        self._write_root(manifest, base)
+        self._write_root(manifest, needs)
         if not self.store.create(marker_path(directory), marker.to_bytes()):
             present = self.marker(directory)
             if present is None:
@@ -167,16 +176,16 @@ class CheckpointFolder:
         )
         return marker
 
-    def _write_root(self, manifest: Manifest, base: BaseLink | None) -> None:
+    def _write_root(self, manifest: Manifest, needs: Needs) -> None:
         path = f"{directory_name(manifest.generation, manifest.tag)}/{DOCUMENT}"
-        root = root_document(manifest, list(inline_arrays(manifest.tree)), base=_name_of(base))
+        root = root_document(manifest, list(inline_arrays(manifest.tree)), base=needs.shown)
         self.store.write(path, root)
         if self.store.read(path) != root:
             raise CorruptDataError(f"{path} in {self.store.location}: read back other bytes")
         self.store.sync(path)
 
     def make_whole(self, marker: CommitMarker, manifest: Manifest) -> CommitMarker:
-        """Say of a committed checkpoint that it needs no base any more; every chunk has been written whole.
+        """Say of a committed checkpoint that it needs no other any more; every chunk has been written whole.
 
         Idempotent. The documents come first: until the new marker is there, FastCheck reads by the old one,
         and finds what it says as well.
@@ -186,77 +195,53 @@ class CheckpointFolder:
         ShardUnavailableError
             If a chunk is missing or empty; the marker is as it was.
         """
-        whole = replace(marker, base=None)
-        self._write_documents(manifest, None)
+        whole = replace(marker, base=None, refs=())
+        self._write_documents(manifest, WHOLE)
         self._check_complete(manifest, whole)
         self.store.sync(whole.directory)
-        self._write_root(manifest, None)
+        self._write_root(manifest, WHOLE)
         if self.marker(whole.directory) not in (marker, whole):
             # Not to be brought back by its marker alone.
             raise ShardUnavailableError(f"{whole.directory} is not in {self.store.location} any more")
         self.store.write(marker_path(whole.directory), whole.to_bytes())
         self.store.sync(marker_path(whole.directory))
-        logger.info("generation %d (%s) needs no base any more", marker.generation, marker.tag)
+        logger.info("generation %d (%s) needs no other any more", marker.generation, marker.tag)
         return whole
 
     def is_shown_whole(self, marker: CommitMarker, manifest: Manifest) -> bool:
-        """Say whether stock zarr finds a checkpoint described as one that needs no base."""
+        """Say whether stock zarr finds a checkpoint described as one that needs no other."""
         with suppress(ShardUnavailableError):
             path = f"{marker.directory}/{DOCUMENT}"
             return self.store.read(path) == root_document(manifest, list(inline_arrays(manifest.tree)))
         return False
 
-    def planned(self, directory: str, token: str) -> tuple[BaseLink | None] | None:
-        """Return against what a checkpoint is going to be stored, if an author of it said so; else None.
+    def planned(self, directory: str, token: str) -> Plan | None:
+        """Return how a checkpoint is going to lie here, if an author of it said so; else None.
 
         Raises
         ------
         CorruptDataError
             If what was said cannot be read.
         """
-        path = _plan_path(directory)
-        try:
-            data = self.store.read(path)
-        except ShardUnavailableError:
-            return None
-        where = f"{path} in {self.store.location}"
-        try:
-            found = parse_json(data, where)
-            if found["token"] != token:
-                return None
-            return (None if found["base"] is None else BaseLink.from_document(found["base"]),)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError(f"{where}: damaged ({error!r}); remove it") from error
+        return plans.planned(self.store, directory, token)
 
-    def plan(self, directory: str, token: str, base: BaseLink | None) -> BaseLink | None:
-        """Say against what a checkpoint is going to be stored; the first author of a token decides for all.
-
-        Two processes may write one generation at once, and what one leaves to the base, the other must not
-        declare to be there.
+    def plan(self, directory: str, token: str, plan: Plan) -> Plan:
+        """Say how a checkpoint is going to lie here; the first author of a token decides for all.
 
         Returns
         -------
-        BaseLink or None
+        Plan
             What was decided.
         """
-        data = json.dumps({"token": token, "base": None if base is None else asdict(base)}).encode()
-        for _ in range(2):
-            if self.store.create(_plan_path(directory), data):
-                return base
-            found = self.planned(directory, token)
-            if found is not None:
-                return found[0]
-            # Of an author whose attempt came to nothing.
-            self.store.delete(_plan_path(directory))
-        raise CommitConflictError(f"{directory} in {self.store.location}: its plan comes and goes")
+        return plans.plan(self.store, directory, token, wanted=plan)
 
     def plan_whole(self, directory: str, token: str) -> None:
-        """Take back what :meth:`plan` decided, since that base cannot be had any more."""
-        self.store.delete(_plan_path(directory))
-        self.plan(directory, token, None)
+        """Take back what :meth:`plan` decided, since what it names cannot be had any more."""
+        self.store.delete(plans.path_of(directory))
+        self.plan(directory, token, Plan())
 
-    def base_of(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
-        """Return the marker of the checkpoint against which another one is stored.
+    def needed_by(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
+        """Return the marker of a checkpoint that another one needs.
 
         Raises
         ------
@@ -292,7 +277,7 @@ class CheckpointFolder:
             )
         self._remove_data(directory)
 
-    def clear_others(self, manifest: Manifest, *, base: BaseLink | None = None) -> None:
+    def clear_others(self, manifest: Manifest, *, needs: Needs = WHOLE) -> None:
         """Remove what other authors left where a committed generation is going to be written.
 
         Another process may be writing the same generation at this moment (a training host and the master of
@@ -307,7 +292,7 @@ class CheckpointFolder:
             return
         directory = directory_name(manifest.generation, manifest.tag)
         inline = list(inline_arrays(manifest.tree))
-        wanted = documents(manifest, inline, base=_name_of(base))
+        wanted = documents(manifest, inline, base=needs.shown)
         root = f"{directory}/{DOCUMENT}"
         with suppress(ShardUnavailableError):
             # First: what is left of another author's tree then is nothing that zarr opens.
@@ -410,7 +395,7 @@ class CheckpointFolder:
         if (got := digest_of_manifest(data)) != marker.manifest_sha256:
             raise CorruptDataError(f"{where}: sha256 {got}, the commit marker says {marker.manifest_sha256}")
         manifest = Manifest.from_bytes(data, where=where)
-        if CommitMarker.of(manifest, data, base=marker.base) != marker:
+        if CommitMarker.of(manifest, data, needs=marker.needs) != marker:
             raise CorruptDataError(f"{where}: not the manifest of {marker.directory}, token {marker.token}")
         return manifest
 
@@ -473,7 +458,7 @@ class CheckpointFolder:
         if (got := digest_of_manifest(self.store.read(path))) != marker.manifest_sha256:
             raise CorruptDataError(f"{path} in {location}: sha256 {got}, expected {marker.manifest_sha256}")
         inline = list(inline_arrays(manifest.tree))
-        exact = {**documents(manifest, inline, base=_name_of(marker.base)), **inline_chunks(inline)}
+        exact = {**documents(manifest, inline, base=marker.needs.shown), **inline_chunks(inline)}
         exact.pop(DOCUMENT)
         for key, data in exact.items():
             name = f"{marker.directory}/{key}"
@@ -485,25 +470,15 @@ class CheckpointFolder:
 
     def _keys_here(self, manifest: Manifest, marker: CommitMarker) -> Iterable[str]:
         """Return the chunks that lie in the checkpoint's own directory."""
-        if marker.base is None:
-            return manifest.chunks
-        base = self.load_manifest(self.base_of(marker, marker.base))
-        return keys_apart(manifest, base)
+        others = [self.load_manifest(self.needed_by(marker, link)) for link in marker.needs.links]
+        return keys_apart(manifest, others)
 
     def _remove_data(self, directory: str) -> None:
         # The root document first: what is left of the tree then is nothing that zarr opens.
         self.store.delete(f"{directory}/{DOCUMENT}")
         self.store.delete_tree(directory)
         self.store.delete(manifest_path(directory))
-        self.store.delete(_plan_path(directory))
-
-
-def _name_of(base: BaseLink | None) -> str | None:
-    return None if base is None else base.directory
-
-
-def _plan_path(directory: str) -> str:
-    return f"{_PLANS}/{directory}{_SUFFIX}"
+        self.store.delete(plans.path_of(directory))
 
 
 def marker_path(directory: str) -> str:

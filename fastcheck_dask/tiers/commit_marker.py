@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
 from fastcheck_dask.ids import check_name, directory_name
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
 from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 FORMAT = "fastcheck-commit"
-#: A reader refuses every other. 2 has a base, metrics or flags; without any, 1 is written.
-FORMAT_VERSIONS = (1, 2)
+#: A reader refuses every other. 3 has references or older groups, 2 a base, metrics or flags; else it is 1.
+FORMAT_VERSIONS = (1, 2, 3)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
 class BaseLink:
-    """Which checkpoint another one is stored against, in the same location."""
+    """Which checkpoint another one needs, in the same location."""
 
     generation: int
     tag: str
@@ -43,6 +44,65 @@ class BaseLink:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Which other checkpoints one cannot be read without; nothing: it is whole."""
+
+    #: What its deltas are made against; what did not change since lies there.
+    base: BaseLink | None = None
+    #: Where else chunks lie that did not change, oldest first.
+    refs: tuple[BaseLink, ...] = ()
+
+    @property
+    def links(self) -> tuple[BaseLink, ...]:
+        """All of them; a chunk lies with the first that has it."""
+        return (*(() if self.base is None else (self.base,)), *self.refs)
+
+    @property
+    def shown(self) -> str | None:
+        """Directory of the one that stock zarr's refusal names; None if the checkpoint is whole."""
+        return self.links[0].directory if self.links else None
+
+    @classmethod
+    def from_document(cls, found: Any) -> Needs:
+        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        base = found.get("base")
+        refs = found.get("refs", ())
+        if not isinstance(refs, list | tuple):
+            raise TypeError(f"refs are {refs!r:.200}")
+        return cls(
+            None if base is None else BaseLink.from_document(base),
+            tuple(BaseLink.from_document(ref) for ref in refs),
+        )
+
+
+WHOLE = Needs()
+
+
+@dataclass(frozen=True)
+class Mix:
+    """That some groups of a checkpoint are going to be those of another one."""
+
+    source: BaseLink
+    #: All groups of the run, and the names of those that are older.
+    groups: tuple[Group, ...]
+    older: tuple[str, ...]
+
+    @classmethod
+    def from_document(cls, found: Any) -> Mix:
+        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        groups = tuple(Group(**group) for group in found["groups"])
+        return cls(BaseLink.from_document(found["source"]), groups, tuple(map(str, found["older"])))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint is going to lie in the object tier, as its first author says."""
+
+    needs: Needs = WHOLE
+    mix: Mix | None = None
+
+
+@dataclass(frozen=True)
 class CommitMarker:
     """What a commit marker says: whose checkpoint it is, and which manifest is meant."""
 
@@ -54,11 +114,20 @@ class CommitMarker:
     manifest_sha256: str
     raw_bytes: int
     created_unix: float
-    #: None: every chunk lies in its own directory, whole.
+    #: Without base and references every chunk lies in its own directory, whole.
     base: BaseLink | None = None
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: Why it is not taken for healthy; see `layout.notes`.
     flags: tuple[str, ...] = ()
+    #: Other checkpoints that have chunks of it.
+    refs: tuple[BaseLink, ...] = ()
+    #: Names of the groups that are of another step than the rest.
+    older: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> Needs:
+        """The checkpoints that it needs."""
+        return Needs(self.base, self.refs)
 
     @property
     def directory(self) -> str:
@@ -67,12 +136,12 @@ class CommitMarker:
 
     @property
     def link(self) -> BaseLink:
-        """How another checkpoint names this one as its base."""
+        """How another checkpoint names this one."""
         return BaseLink(self.generation, self.tag, self.token, self.manifest_sha256)
 
     @classmethod
-    def of(cls, manifest: Manifest, manifest_bytes: bytes, *, base: BaseLink | None = None) -> CommitMarker:
-        """Return the marker that publishes a manifest, stored against a base or whole."""
+    def of(cls, manifest: Manifest, manifest_bytes: bytes, *, needs: Needs = WHOLE) -> CommitMarker:
+        """Return the marker that publishes a manifest, stored with the help of others or whole."""
         return cls(
             run=manifest.run,
             generation=manifest.generation,
@@ -81,9 +150,11 @@ class CommitMarker:
             manifest_sha256=digest_of_manifest(manifest_bytes),
             raw_bytes=manifest.raw_bytes,
             created_unix=manifest.created_unix,
-            base=base,
+            base=needs.base,
             metrics=manifest.notes.metrics,
             flags=manifest.notes.flags,
+            refs=needs.refs,
+            older=tuple(sorted(manifest.notes.older)),
         )
 
     def to_bytes(self) -> bytes:
@@ -92,7 +163,7 @@ class CommitMarker:
         document["metrics"] = metrics_to_json(self.metrics)
         document = {name: v for name, v in document.items() if name not in _OPTIONAL or v}
         document["format"] = FORMAT
-        document["version"] = FORMAT_VERSIONS[bool(document.keys() & _OPTIONAL)]
+        document["version"] = _version(document.keys())
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -115,12 +186,14 @@ class CommitMarker:
                 f"{', '.join(map(str, FORMAT_VERSIONS))}; upgrade it"
             )
         try:
-            base = document.get("base")
+            needs = Needs.from_document(document)
             marker = cls(
                 **{name: document[name] for name in cls.__dataclass_fields__.keys() - _OPTIONAL},
-                base=None if base is None else BaseLink.from_document(base),
+                base=needs.base,
+                refs=needs.refs,
                 metrics=metrics_from_json(document.get("metrics", {})),
                 flags=tuple(document.get("flags", ())),
+                older=tuple(document.get("older", ())),
             )
             marker._check()
         except (KeyError, TypeError, ValueError, OverflowError, FastCheckError) as error:
@@ -133,13 +206,18 @@ class CommitMarker:
         _check_natural(self.raw_bytes, "raw_bytes")
         if isinstance(self.created_unix, bool) or not math.isfinite(self.created_unix):
             raise ValueError(f"created_unix is {self.created_unix!r}")
-        if not all(isinstance(flag, str) for flag in self.flags):
-            raise TypeError(f"flags are {self.flags!r}")
-        if self.base is not None and self.base.generation >= self.generation:
-            raise ValueError(f"the base of generation {self.generation} is {self.base.generation}")
+        if not all(isinstance(word, str) for word in (*self.flags, *self.older)):
+            raise TypeError(f"flags are {self.flags!r}, older groups {self.older!r}")
+        for link in self.needs.links:
+            if link.generation >= self.generation:
+                raise ValueError(f"generation {self.generation} needs {link.generation}")
 
 
-_OPTIONAL = frozenset(("base", "metrics", "flags"))
+def _version(fields: Set[str]) -> int:
+    return 3 if fields & {"refs", "older"} else 2 if fields & _OPTIONAL else 1
+
+
+_OPTIONAL = frozenset(("base", "metrics", "flags", "refs", "older"))
 
 
 def _check_identity(found: CommitMarker | BaseLink) -> None:

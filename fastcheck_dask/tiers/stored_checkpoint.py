@@ -12,7 +12,7 @@ from fastcheck_codecs import CodecError, PrefixIndex, RawRoom, XorDelta, is_delt
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.sharing import is_shared, keys_apart
+from fastcheck_dask.layout.sharing import keys_apart, left_to
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 
@@ -48,47 +48,47 @@ class StoredCheckpoint:
         self.marker = marker
         self.manifest = folder.load_manifest(marker) if manifest is None else manifest
         self._folder = folder
-        self._base: StoredCheckpoint | None = None
+        self._others: tuple[StoredCheckpoint, ...] | None = None
         self._opening = threading.Lock()
 
     @property
-    def base(self) -> StoredCheckpoint | None:
-        """The checkpoint against which this one is stored; None if it is whole.
+    def others(self) -> tuple[StoredCheckpoint, ...]:
+        """The checkpoints that it needs, its base first; none if it is whole.
 
         Raises
         ------
         ShardUnavailableError, CorruptDataError
-            If it is gone or damaged: the message names it.
+            If one is gone or damaged: the message names it.
         """
-        if self.marker.base is None:
-            return None
         with self._opening:
-            if self._base is None:
-                marker = self._folder.base_of(self.marker, self.marker.base)
-                self._base = StoredCheckpoint(self._folder, marker)
-            return self._base
+            if self._others is None:
+                markers = [self._folder.needed_by(self.marker, link) for link in self.marker.needs.links]
+                self._others = tuple(StoredCheckpoint(self._folder, marker) for marker in markers)
+            return self._others
 
     @property
-    def chain(self) -> list[StoredCheckpoint]:
-        """The checkpoint itself, its base, the base of that, and so on down to the whole one."""
-        found, at = [self], self.base
-        while at is not None:
-            found.append(at)
-            at = at.base
-        return found
+    def base(self) -> StoredCheckpoint | None:
+        """The checkpoint against which its deltas were made; None without one. Raises as `others` does."""
+        return self.others[0] if self.marker.base is not None else None
+
+    def open_all(self) -> None:
+        """Open everything that it needs, also what is needed by that; raises as `others` does."""
+        for other in self.others:
+            other.open_all()
 
     @property
     def own_keys(self) -> list[str]:
-        """The chunks that lie in its own directory; raises as `base` does."""
-        base = self.base
-        return list(self.manifest.chunks) if base is None else keys_apart(self.manifest, base.manifest)
+        """The chunks that lie in its own directory; raises as `others` does."""
+        return keys_apart(self.manifest, [other.manifest for other in self.others])
+
+    def holder_of(self, key: str) -> StoredCheckpoint:
+        """Return the checkpoint in whose own directory a chunk lies; raises as `others` does."""
+        number = left_to(self.manifest, [other.manifest for other in self.others], key)
+        return self if number is None else self.others[number].holder_of(key)
 
     def place_of(self, key: str) -> str:
-        """Return where a chunk lies, relative to the location; raises as `base` does."""
-        base = self.base
-        if base is not None and is_shared(self.manifest, base.manifest, key):
-            return base.place_of(key)
-        return f"{self.marker.directory}/{key}"
+        """Return where a chunk lies, relative to the location; raises as `others` does."""
+        return f"{self.holder_of(key).marker.directory}/{key}"
 
     def read(self, key: str, *, out: Bits | None = None) -> tuple[Bits, int]:
         """Read one chunk.
@@ -114,12 +114,11 @@ class StoredCheckpoint:
         """
         nbytes = self.manifest.sizes[key]
         out = np.empty(nbytes, np.uint8) if out is None else out
-        base = self.base
-        if base is not None and is_shared(self.manifest, base.manifest, key):
-            return base.read(key, out=out)
+        if (holder := self.holder_of(key)) is not self:
+            return holder.read(key, out=out)
         where = f"the object tier ({self.marker.directory})"
         try:
-            received = self._read_own(key, base, out)
+            received = self._read_own(key, self.base, out)
         except CodecError as error:
             raise ShardCorruptError(key, where, self.manifest.digests[key], str(error)) from error
         if (got := xxhash.xxh3_128_hexdigest(out)) != (want := self.manifest.digests[key]):
@@ -145,8 +144,7 @@ class StoredCheckpoint:
 
     def is_whole_here(self, key: str) -> bool:
         """Say whether a chunk lies in this checkpoint's own directory and needs no base; not verified."""
-        base = self.base
-        if base is not None and is_shared(self.manifest, base.manifest, key):
+        if self.holder_of(key) is not self:
             return False
         try:
             return not is_delta(self._folder.read_chunk(self.marker.directory, key))

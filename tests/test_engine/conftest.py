@@ -44,6 +44,7 @@ class Rig:
         policy, encoder = options.pop("policy", None), options.pop("encoder", None)
         spares = options.pop("spares", False)
         chains, retention = options.pop("chains", None), options.pop("retention", None)
+        groups = options.pop("groups", ())
         self.nodes = FakeNodes(nodes, **options)
         self.coordinator = FakeCoordinator()
         self.claim = self.coordinator.claim(RUN, "test")
@@ -67,6 +68,7 @@ class Rig:
             self.nodes.client,
             chains=chains,
             retention=retention,
+            groups=groups,
         )
         self.chunk_bytes = chunk_bytes
         self.base: Base | None = None

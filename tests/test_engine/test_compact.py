@@ -12,6 +12,7 @@ from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compact import compact
 from fastcheck_dask.errors import CorruptDataError, ShardUnavailableError, TierError
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.commit_marker import Needs
 
 
 @pytest.fixture
@@ -99,8 +100,8 @@ def test_compact_describes_anew_what_another_author_described_as_a_delta(chain):
     list(compact(chain.location, tag="s2"))
     marker = chain.run.folder.committed()[-1]
     manifest = chain.run.folder.load_manifest(marker)
-    base = chain.run.folder.committed()[1].link
-    chain.run.folder._write_root(manifest, base)
+    needs = Needs(chain.run.folder.committed()[1].link)
+    chain.run.folder._write_root(manifest, needs)
     assert not chain.run.folder.is_shown_whole(marker, manifest)
     assert [one.chunks for one in compact(chain.location, tag="s2")] == [0]
     assert chain.run.folder.is_shown_whole(marker, manifest)

@@ -28,12 +28,12 @@ from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.process_lock import ProcessLock
 
 
-def make(path, *, store=None, max_deltas=3, **rules):
+def make(path, *, store=None, max_deltas=3, max_references=0, **rules):
     path.mkdir(exist_ok=True)
     return FolderRun(
         CheckpointFolder(store or FolderStore(str(path))),
         run="run",
-        policy=ChainPolicy(max_deltas),
+        policy=ChainPolicy(max_deltas, max_references=max_references),
         retention=Retention(**rules),
         chunk_bytes=4096,
     )
@@ -186,8 +186,10 @@ def killed(action):
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_saver_killed_at_every_store_call_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, after):
+@pytest.mark.parametrize(
+    ("after", "policy"), [(False, {}), (True, {}), (True, {"max_deltas": 0, "max_references": 1})]
+)
+def test_saver_killed_at_every_store_call_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, after, policy):
     # Threads do not survive a fork: the chunks are written one after the other.
     monkeypatch.setattr("fastcheck_dask.engine.folder_run._THREADS", 1)
     small = {name: state_of(0)[name] for name in ("step", "frozen", "noise", "tiny")}
@@ -202,7 +204,9 @@ def test_saver_killed_at_every_store_call_leaves_the_old_or_the_new_one(tmp_path
         before = directories(run)
         assert before == ["00000002-s1"]
         store = Killing(str(path), calls, after=after)
-        if not killed(lambda store=store, path=path: make(path, store=store, last=1).save(steps[2], "s2")):
+        options = {"store": store, "last": 1} | policy
+        if not killed(lambda path=path, options=options: make(path, **options).save(steps[2], "s2")):
+            assert [m.refs != () for m in run.folder.committed()] == [False, "max_references" in policy]
             break
         state, marker = make(path).load()
         assert same(state, steps[marker.generation - 1])

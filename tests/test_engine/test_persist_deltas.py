@@ -12,6 +12,7 @@ from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.retention import Retention
 from fastcheck_dask.errors import NodeUnavailableError, TierError, UnrecoverableError
+from fastcheck_dask.tiers.commit_marker import Needs, Plan
 
 
 def deltas_at(run, generation):
@@ -145,7 +146,7 @@ def test_persist_second_author_follows_the_first_ones_plan(rig, states):
     # Nobody said anything before: then the master goes whole, and says so.
     third = run.save(frozen(states, 2), "s2")
     asyncio.run(master.persist(third.manifest, third.manifest_bytes, record=third.record, source=None))
-    assert run.folder.planned("00000003-s2", third.record.token) == (None,)
+    assert run.folder.planned("00000003-s2", third.record.token) == Plan()
     assert run.folder.committed()[-1].base is None
     only_objects(run)
     for step in range(3):
@@ -157,7 +158,8 @@ def test_persist_whose_planned_base_is_gone_goes_whole(rig, states):
     run.persist(run.save(frozen(states, 0), "s0"))
     saved = run.save(frozen(states, 1), "s1")
     base = run.folder.committed()[0]
-    assert run.folder.plan("00000002-s1", saved.record.token, base.link) == base.link
+    needs = Plan(Needs(base.link))
+    assert run.folder.plan("00000002-s1", saved.record.token, needs) == needs
     run.folder.remove(base.directory)
     run.persist(saved)
     assert run.folder.committed()[-1].base is None

@@ -31,7 +31,9 @@ def histories(draw):
         against = found[-1] if found and draw(st.booleans()) else None
         metrics = draw(st.dictionaries(st.just("loss"), st.floats(allow_nan=True), max_size=1))
         flags = draw(st.sampled_from([(), (), ("nonfinite",)]))
-        found.append(marker(generation, base=against, hours=generation, metrics=metrics, flags=flags))
+        refs = draw(st.lists(st.sampled_from(found), max_size=2, unique_by=id)) if found else []
+        one = marker(generation, base=against, hours=generation, metrics=metrics, flags=flags)
+        found.append(replace(one, refs=tuple(ref.link for ref in refs)))
     gone = draw(st.sets(st.sampled_from(found[:-1]), max_size=1)) if len(found) > 1 else set()
     return [m for m in found if m not in gone]
 
@@ -54,8 +56,9 @@ def test_removable_never_takes_what_is_needed(history, rules, proven):
     assert not healthy or healthy[-1] in left
     here, there = ({m.directory: m for m in markers} for markers in (history, left))
     for one in left:
-        # A chain that was unbroken still is.
+        # What could be read still can: a chain that was unbroken still is.
         assert chain_of(one, here) == chain_of(one, there)
+        assert {link.directory for link in one.needs.links} & here.keys() <= there.keys()
     if rules.last:
         assert set(map(id, history[-rules.last :])) <= set(map(id, left))
     if rules.every:
@@ -71,7 +74,7 @@ def test_removable_never_takes_what_is_needed(history, rules, proven):
 
 @given(histories(), st.integers(1, 5))
 def test_removable_of_whole_healthy_ones_is_all_but_the_last(history, last):
-    plain = [replace(m, base=None, flags=(), metrics={}) for m in history]
+    plain = [replace(m, base=None, refs=(), flags=(), metrics={}) for m in history]
     assert Retention(last=last).removable(plain) == plain[:-last]
 
 

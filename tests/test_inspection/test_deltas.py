@@ -13,6 +13,7 @@ from fastcheck_dask.inspection.overview import overview
 from fastcheck_dask.inspection.repair import Sources, repair, repair_marker
 from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.commit_marker import Plan
 from fastcheck_dask.tiers.folder_store import FolderStore
 
 
@@ -104,6 +105,6 @@ def test_marker_is_made_again_only_if_its_base_is_known(folder):
     path = ".fastcheck/commits/00000002-s1.json"
     folder.store.write(path, b"damaged")
     assert not repair_marker(folder, second.directory)
-    folder.plan(second.directory, second.token, second.base)
+    folder.plan(second.directory, second.token, Plan(second.needs))
     assert repair_marker(folder, second.directory)
     assert folder.store.read(path) == second.to_bytes()

@@ -169,7 +169,8 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for wrong in ({"keep_last": 0}, {"max_deltas": -1}, {"full_hours": "x"}, {"unknown": 1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             IncrementalCheckpointer(model, optimizer, tmp_path / "c", **wrong)
-    saver = IncrementalCheckpointer(model, optimizer, tmp_path / "c", keep_last=1, max_deltas=0)
+    whole: dict[str, Any] = {"max_deltas": 0, "max_references": 0}
+    saver = IncrementalCheckpointer(model, optimizer, tmp_path / "c", keep_last=1, **whole)
     with pytest.raises(TypeError):
         saver.save(1.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="loss"):

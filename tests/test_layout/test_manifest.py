@@ -14,7 +14,7 @@ from fastcheck_dask.errors import CorruptDataError, UnknownFormatError
 from fastcheck_dask.layout import manifest as module
 from fastcheck_dask.layout.chunks import ArraySpec, chunk_shape_for
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
-from fastcheck_dask.layout.notes import Notes
+from fastcheck_dask.layout.notes import Notes, OlderGroup
 from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.layout.stripes import assign, parity_nbytes
 
@@ -170,6 +170,38 @@ def test_frozen_manifest_with_two_parity_shards_stays_readable_and_its_bytes_the
     assert manifest.nbytes_of("%parity2/0") == manifest.nbytes_of("%parity/0") == 72
 
 
+OLDER = {"embeddings": OlderGroup(3, "s3", 1.5)}
+
+
+def test_frozen_manifest_with_older_groups_stays_readable_and_its_bytes_the_same():
+    """Written once by version 5 of the format; never to be regenerated."""
+    data = FROZEN.with_name("manifest_v5.json").read_bytes().strip()
+    manifest = Manifest.from_bytes(data)
+    assert manifest.to_bytes() == data
+    assert json.loads(data)["version"] == 5
+    assert manifest.notes == dataclasses.replace(NOTES, older=OLDER)
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        7,
+        ["g"],
+        {"g": 7},
+        {"g": {"generation": 1, "tag": "t"}},
+        {"g": {"generation": -1, "tag": "t", "created_unix": 1}},
+        {"g": {"generation": True, "tag": "t", "created_unix": 1}},
+        {"g": {"generation": 1, "tag": 5, "created_unix": 1}},
+        {"g": {"generation": 1, "tag": "t", "created_unix": "now"}},
+    ],
+)
+def test_manifest_with_older_groups_that_cannot_be_is_refused(older):
+    document = json.loads(FROZEN.with_name("manifest_v5.json").read_bytes())
+    document["notes"]["older"] = older
+    with pytest.raises(CorruptDataError):
+        Manifest.from_bytes(json.dumps(document).encode())
+
+
 @pytest.mark.parametrize("parity", [0, 1])
 def test_manifest_with_at_most_one_parity_shard_is_one_that_older_readers_know(parity):
     document = json.loads(manifest_of(STATE, parity=parity).to_bytes())
@@ -249,7 +281,7 @@ def test_manifest_that_is_a_pickle_is_refused_and_not_run(tmp_path):
             b"9" * 100_000,
             b'{"format":"other"}',
             changed(format="fastcheck"),
-            changed(version=5),
+            changed(version=6),
             changed(version="1"),
         ),
         *(DATA.replace(b"1.5", b"NaN"), DATA.replace(b"1.5", b"Infinity"), DATA + b"{}"),

@@ -48,7 +48,8 @@ def test_keep_zero_is_refused_before_anything_is_made(make, tmp_path):
 
 
 def test_incremental_with_retention_loads_after_a_restart(make):
-    with make(persist="incremental", max_deltas=2, keep_last=1, chunk_bytes="32 KiB") as manager:
+    options = {"persist": "incremental", "max_deltas": 2, "keep_last": 1, "chunk_bytes": "32 KiB"}
+    with make(max_references=0, **options) as manager:
         sizes = []
         for step in range(5):
             handle = manager.save_async(state_of(step), f"s{step}").wait()
@@ -57,12 +58,26 @@ def test_incremental_with_retention_loads_after_a_restart(make):
         assert sizes[1] < sizes[0] / 2
         assert sizes[4] < sizes[3] / 2
         wait_until(lambda: committed(manager) == [4, 5], "the first chain to be removed", seconds=30)
-    again = make(persist="incremental", max_deltas=2, keep_last=1, chunk_bytes="32 KiB")
+    again = make(max_references=0, **options)
     assert same(again.load(), state_of(4))
     assert again.last_load.source == "object"
     # The load filled a slot: it goes on with deltas.
     assert again.save_async(state_of(5), "s5").wait().stats["deltas"]
     assert again._folder.committed()[-1].base.directory == "00000005-s4"
+
+
+def test_incremental_never_writes_again_what_does_not_change(make):
+    options = {"persist": "incremental", "max_deltas": 1, "keep_last": 1, "chunk_bytes": "32 KiB"}
+    with make(**options) as manager:
+        for step in range(3):
+            manager.save_async(state_of(step), f"s{step}").wait()
+        # The third has no deltas, and refers to the first for what is frozen.
+        wait_until(lambda: committed(manager) == [1, 3], "the second to be removed", seconds=60)
+        assert [m.refs != () for m in manager._folder.committed()] == [False, True]
+        chunks = [path for path in manager._folder.store.list("") if "/frozen/c/" in path]
+        assert {path.split("-")[0] for path in chunks} == {"00000001"}
+    again = make(**options)
+    assert same(again.load(), state_of(2))
 
 
 def test_flagged_checkpoints_are_told_and_skipped_if_asked(make, caplog):

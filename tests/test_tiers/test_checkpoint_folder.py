@@ -516,7 +516,7 @@ BAD_MARKERS = {
     "too_large": MARKER.to_bytes() + b" " * 100_000,
     "of_another_generation": replace(MARKER, generation=4).to_bytes(),
     "of_another_tag": replace(MARKER, tag="other").to_bytes(),
-    "newer": MARKER.to_bytes().replace(b'"version":1', b'"version":3'),
+    "newer": MARKER.to_bytes().replace(b'"version":1', b'"version":9'),
     "pickle": pickle.dumps(MARKER),
 }
 

@@ -29,7 +29,7 @@ def bad_markers():
         "raw_bytes": [-1, None, 1.5],
         "created_unix": ["now", None, True, 10**400],
         "format": ["other", None],
-        "version": [3, "1", None],
+        "version": [4, "1", None],
     }
     for name, values in changes.items():
         yield from (json.dumps(good | {name: value}).encode() for value in values)
@@ -87,6 +87,25 @@ def test_marker_with_base_metrics_and_flags_comes_back_and_is_of_version_2():
     assert "base" not in json.loads(MARKER.to_bytes())
 
 
+REFERRING = replace(MARKER, refs=(BaseLink(1, "r", "theirs", "2" * 64), BaseLink(2, "s", "mine", "3" * 64)))
+
+
+def test_marker_with_references_comes_back_and_is_of_version_3():
+    for one in (REFERRING, replace(REFERRING, base=DELTA.base), replace(REFERRING, flags=DELTA.flags)):
+        assert json.loads(one.to_bytes())["version"] == 3
+        assert CommitMarker.from_bytes(one.to_bytes()) == one
+    assert REFERRING.needs.shown == "00000001-r"
+
+
+def test_frozen_marker_with_references_stays_readable_and_its_bytes_the_same():
+    """Written once by version 3 of the format; never to be regenerated."""
+    data = FROZEN.with_name("marker_v3.json").read_bytes().strip()
+    both = replace(REFERRING, base=DELTA.base, older=("embeddings", "head"))
+    assert CommitMarker.from_bytes(data) == both
+    assert both.to_bytes() == data
+    assert json.loads(replace(MARKER, older=("g",)).to_bytes())["version"] == 3
+
+
 def test_frozen_marker_stays_readable_and_its_bytes_the_same():
     """Written once by version 2 of the format; never to be regenerated."""
     assert CommitMarker.from_bytes(FROZEN.read_bytes().strip()) == DELTA
@@ -105,6 +124,12 @@ def test_frozen_marker_stays_readable_and_its_bytes_the_same():
         {"metrics": {"loss": "low"}},
         {"flags": 7},
         {"flags": [7]},
+        {"older": 7},
+        {"older": [7]},
+        {"refs": 7},
+        {"refs": [7]},
+        {"refs": {"generation": 2}},
+        {"refs": [{"generation": 3, "tag": "s", "token": "x", "manifest_sha256": "1" * 64}]},
     ],
 )
 def test_marker_with_a_base_or_notes_that_cannot_be_is_refused(damage):

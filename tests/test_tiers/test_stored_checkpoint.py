@@ -9,10 +9,12 @@ import pytest
 import xxhash
 from fastcheck_codecs import PrefixIndex, XorDelta
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.errors import CommitConflictError, CorruptDataError, ShardUnavailableError
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.commit_marker import Mix, Needs, Plan
 from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
@@ -34,9 +36,9 @@ def persist(folder, generation, values, *, base=None, before=None):
     )
     codec = PrefixIndex() if before is None else XorDelta(base=np.asarray(before, np.float32))
     folder.write_chunk(f"{generation:08d}-t", "w/c/0", codec.encode(array))
-    link = None if base is None else base.link
-    folder.write_metadata(manifest, base=link)
-    return folder.publish(manifest, base=link)
+    needs = Needs(None if base is None else base.link)
+    folder.write_metadata(manifest, needs=needs)
+    return folder.publish(manifest, needs=needs)
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_read_follows_the_chain(folder):
     bits, received = stored.read("w/c/0")
     assert bits.view(np.float32).tolist() == TWO.tolist()
     assert received > 0
-    assert [one.marker for one in stored.chain] == [second, first]
+    assert [one.marker for one in stored.others] == [first]
     assert not stored.is_whole_here("w/c/0")
     assert stored.base.is_whole_here("w/c/0")
 
@@ -85,13 +87,14 @@ def test_publish_refuses_a_base_that_is_not_there(folder):
 
 def test_plan_first_author_decides_and_another_token_replaces_it(folder):
     link = persist(folder, 1, ONE).link
+    needs = Plan(Needs(link, (link, link)), Mix(link, (Group("g", "w*", 3),), ("g",)))
     assert folder.planned("00000002-t", "a") is None
-    assert folder.plan("00000002-t", "a", link) == link
-    assert folder.plan("00000002-t", "a", None) == link
-    assert folder.planned("00000002-t", "a") == (link,)
+    assert folder.plan("00000002-t", "a", needs) == needs
+    assert folder.plan("00000002-t", "a", Plan()) == needs
+    assert folder.planned("00000002-t", "a") == needs
     assert folder.planned("00000002-t", "b") is None
-    assert folder.plan("00000002-t", "b", None) is None
-    assert folder.planned("00000002-t", "b") == (None,)
+    assert folder.plan("00000002-t", "b", Plan()) == Plan()
+    assert folder.planned("00000002-t", "b") == Plan()
     folder.clear_uncommitted("00000002-t")
     assert folder.planned("00000002-t", "b") is None
 
@@ -102,7 +105,7 @@ def test_plan_of_many_authors_at_once_is_one(folder):
 
     def author(number):
         start.wait()
-        found.append(folder.plan("00000002-t", "a", link if number % 2 else None))
+        found.append(folder.plan("00000002-t", "a", Plan(Needs(link)) if number % 2 else Plan()))
 
     threads = [threading.Thread(target=author, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -122,7 +125,7 @@ def test_plan_damaged_is_refused(folder):
 def test_plan_that_comes_and_goes_is_a_conflict(folder, monkeypatch):
     monkeypatch.setattr(folder.store, "create", lambda *_: False)
     with pytest.raises(CommitConflictError, match="comes and goes"):
-        folder.plan("00000002-t", "a", None)
+        folder.plan("00000002-t", "a", Plan())
 
 
 def test_newest_generation_counts_damaged_markers(folder):
