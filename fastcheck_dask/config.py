@@ -42,6 +42,7 @@ _FIELDS = {
     "keep_every": "keep_every",
     "keep_hours": "keep_hours",
     "keep_best": "keep_best",
+    "check_documents": "check_documents",
     "local_dir": "local_dir",
     "encoders": "encoders",
     "encoder_cpus": "encoder_cpus",
@@ -92,6 +93,8 @@ class Settings:
     keep_hours: float | None
     #: Metric, "min" or "max", and how many.
     keep_best: tuple[str, str, int] | None
+    #: Whether a load from the object tier also compares what other readers need.
+    check_documents: bool
     local_dir: str | None
     encoders: int
     #: CPUs that the encoder processes may use; None: those of the trainer.
@@ -171,6 +174,7 @@ def settings(**overrides: Any) -> Settings:
         keep_every=get("keep_every", "keep.every", _kept),
         keep_hours=get("keep_hours", "keep.hours", _kept_hours),
         keep_best=get("keep_best", "keep.best", _kept_best),
+        check_documents=get("check_documents", "check-documents", _yes_or_no),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
         encoders=get("encoders", "encoders", partial(_encoders, cpus), within=(1, math.inf)),
         encoder_cpus=cpus,

@@ -59,6 +59,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "bandwidth_limit": 12_500_000,
             "measure_links": True,
             "parity": 2,
+            "check_documents": False,
             "metrics_host": "::1",
         }.get(option, 5)
         by_option, by_field = settings(**{option: value}), settings(**{field: value})
@@ -122,6 +123,7 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("parity", -1),
         ("parity", 1.5),
         ("parity", "two"),
+        ("check_documents", "yes"),
         ("dscp", -1),
         ("dscp", 64),
         ("dscp", "EF"),

@@ -20,6 +20,9 @@ class LoadReport:
     rebuilt: list[str] = field(default_factory=list)
     #: Newer generations that could not be had, each with the reason.
     skipped: list[str] = field(default_factory=list)
+    #: Objects beside the chunks that are not as they were saved: the state did not need them, other readers
+    #: do. Each with what is wrong, and whether it was written anew.
+    damaged: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine import documents
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_tag
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
@@ -98,8 +99,15 @@ class Recovery:
     """Loads checkpoints of one run on this host."""
 
     def __init__(
-        self, local: LocalTier, folder: CheckpointFolder | None, client: Callable[[str, str], PeerClient]
+        self,
+        local: LocalTier,
+        folder: CheckpointFolder | None,
+        client: Callable[[str, str], PeerClient],
+        *,
+        check_documents: bool = True,
     ) -> None:
+        #: Whether a whole load from the object tier also compares what lies beside the chunks.
+        self._check_documents = check_documents
         self._local = local
         self._folder = folder
         self._client = client
@@ -279,6 +287,8 @@ class Recovery:
             memory.abandon()
             raise
         filled = _kept(memory, manifest)
+        if self._check_documents and include is None and report.raw_bytes.get("object"):
+            await asyncio.to_thread(self._compare_documents, candidate, manifest, report)
         report.seconds = time.monotonic() - started
         log.info(
             "generation %d (%s) loaded from %s: %d bytes in %.3f s",
@@ -289,6 +299,29 @@ class Recovery:
             report.seconds,
         )
         return Recovered(state, manifest, report, filled)
+
+    def _compare_documents(self, candidate: Candidate, manifest: Manifest, report: LoadReport) -> None:
+        """Name what is damaged beside the chunks, and write it anew."""
+        if self._folder is None or candidate.marker is None:
+            return
+        damaged = documents.find_damaged(self._folder, candidate.marker, manifest)
+        if not damaged:
+            return
+        mended = set(documents.mend(self._folder, candidate.marker, manifest, damaged=damaged))
+        for damage in damaged:
+            done = "; it was written anew" if damage.name in mended else ""
+            report.damaged.append(f"{damage.name}: {damage.detail}{done}")
+            log.debug("%s", report.damaged[-1])
+        log.warning(
+            "generation %d (%s) is loaded, and %d objects that other readers need are damaged or missing in "
+            "%s, of which %d were written anew; the first: %s",
+            candidate.generation,
+            candidate.tag,
+            len(damaged),
+            self._folder.store.location,
+            len(mended),
+            report.damaged[0],
+        )
 
     def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:
         """Return the checkpoint in the object tier, also if its marker is lost: its chunks may be there."""

@@ -90,8 +90,8 @@ class FastCheckManager:
     **options
         ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas`` and
         ``full_hours``; ``keep_last``, ``keep_every``, ``keep_hours`` and ``keep_best`` say what stays in the
-        object tier, everything unless one is given (see the guide of retention). And ``encoders``,
-        ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
+        object tier, everything unless one is given (see the guide of retention). And ``check_documents``,
+        ``encoders``, ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
         ``commit_timeout``, ``max_shards``, ``parity``, ``measure_links``, ``connect_timeout``,
         ``floor_bandwidth``, ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``,
         ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``,

@@ -1,0 +1,100 @@
+"""What else lies with a checkpoint in the object tier than encoded chunks: compared with what was written.
+
+A state is restored from the manifest; zarr documents and the chunks of inline arrays are for other readers.
+They follow from the manifest, bit for bit, so that damage is found by comparing and mended by writing.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.state import inline_arrays
+from fastcheck_dask.layout.zarr_tree import documents, inline_chunks
+from fastcheck_dask.tiers.checkpoint_folder import BaseLink, CheckpointFolder, CommitMarker, marker_path
+
+log = logging.getLogger(__name__)
+
+#: Objects that are read at once: they are small, and reading waits for the store.
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Damage:
+    """An object that is not as it was written."""
+
+    #: Relative to the location.
+    name: str
+    detail: str
+
+
+def exact_objects(manifest: Manifest, base: BaseLink | None) -> dict[str, bytes]:
+    """Return the objects of a checkpoint that follow from its manifest and base, by their key."""
+    inline = list(inline_arrays(manifest.tree))
+    name = None if base is None else base.directory
+    return documents(manifest, inline, base=name) | inline_chunks(inline)
+
+
+def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) -> list[Damage]:
+    """Compare the commit marker and all objects that follow from the manifest; blocks, and raises nothing.
+
+    Notes
+    -----
+    Reads as many small objects as the checkpoint has arrays and groups, several at once.
+    """
+    wanted = {
+        f"{marker.directory}/{key}": (data,) for key, data in exact_objects(manifest, marker.base).items()
+    }
+    wanted[marker_path(marker.directory)] = (marker.to_bytes(),)
+    if marker.base is not None:
+        # It may be made whole at this moment: then the marker is the last to change.
+        for key, data in exact_objects(manifest, None).items():
+            wanted[f"{marker.directory}/{key}"] += (data,)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="fastcheck-documents") as pool:
+        found = pool.map(lambda item: _compare(folder, *item), wanted.items())
+        return [damage for damage in found if damage is not None]
+
+
+def _compare(folder: CheckpointFolder, name: str, wanted: tuple[bytes, ...]) -> Damage | None:
+    try:
+        # A file that was replaced by a huge one is not read.
+        size = folder.store.size(name)
+        if size in map(len, wanted) and folder.store.read(name) in wanted:
+            return None
+    except FastCheckError as error:
+        return Damage(name, str(error))
+    return Damage(name, f"{size:,} bytes that are not the {len(wanted[0]):,} that its manifest gives")
+
+
+def mend(
+    folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest, *, damaged: list[Damage]
+) -> list[str]:
+    """Write damaged objects of a whole checkpoint anew, as long as it is committed; return their names.
+
+    A store that cannot be written is logged: whoever reads a checkpoint may have no right to write it.
+    """
+    if marker.base is not None:
+        # Whoever makes it whole at this moment writes the same objects.
+        return []
+    wanted = exact_objects(manifest, None)
+    path = marker_path(marker.directory)
+    mended: list[str] = []
+    try:
+        if not folder.store.exists(path):
+            return []
+        for damage in damaged:
+            key = damage.name.removeprefix(f"{marker.directory}/")
+            folder.store.write(damage.name, marker.to_bytes() if damage.name == path else wanted[key])
+            mended.append(damage.name)
+        folder.store.sync(marker.directory)
+        if not folder.store.exists(path):
+            # Retention removed it meanwhile: nothing may be left that zarr opens.
+            for name in mended:
+                folder.store.delete(name)
+            return []
+    except FastCheckError as error:
+        log.warning("what is damaged in %s was not written anew: %s", marker.directory, error)
+    return mended
