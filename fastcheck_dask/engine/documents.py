@@ -45,20 +45,17 @@ def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manif
     -----
     Reads as many small objects as the checkpoint has arrays and groups, several at once.
     """
-    wanted = {
-        f"{marker.directory}/{key}": (data,) for key, data in exact_objects(manifest, marker.base).items()
-    }
-    wanted[marker_path(marker.directory)] = (marker.to_bytes(),)
-    if marker.base is not None:
-        # It may be made whole at this moment: then the marker is the last to change.
-        for key, data in exact_objects(manifest, None).items():
-            wanted[f"{marker.directory}/{key}"] += (data,)
+    wanted = {marker_path(marker.directory): [marker.to_bytes()]}
+    # It may be made whole at this moment: then the marker is the last to change.
+    for base in (marker.base, None):
+        for key, data in exact_objects(manifest, base).items():
+            wanted.setdefault(f"{marker.directory}/{key}", []).append(data)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="fastcheck-documents") as pool:
         found = pool.map(lambda item: _compare(folder, *item), wanted.items())
         return [damage for damage in found if damage is not None]
 
 
-def _compare(folder: CheckpointFolder, name: str, wanted: tuple[bytes, ...]) -> Damage | None:
+def _compare(folder: CheckpointFolder, name: str, wanted: list[bytes]) -> Damage | None:
     try:
         # A file that was replaced by a huge one is not read.
         size = folder.store.size(name)
