@@ -35,7 +35,15 @@ from fastcheck_dask.layout.zarr_tree import (
 from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
 from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload
 
-__all__ = ["BaseLink", "CheckpointFolder", "CommitMarker", "DamagedMarker", "Survey", "marker_path"]
+__all__ = [
+    "BaseLink",
+    "CheckpointFolder",
+    "CommitMarker",
+    "DamagedMarker",
+    "Survey",
+    "marker_path",
+    "plan_path",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +222,7 @@ class CheckpointFolder:
         CorruptDataError
             If what was said cannot be read.
         """
-        path = _plan_path(directory)
+        path = plan_path(directory)
         try:
             data = self.store.read(path)
         except ShardUnavailableError:
@@ -241,18 +249,18 @@ class CheckpointFolder:
         """
         data = json.dumps({"token": token, "base": None if base is None else asdict(base)}).encode()
         for _ in range(2):
-            if self.store.create(_plan_path(directory), data):
+            if self.store.create(plan_path(directory), data):
                 return base
             found = self.planned(directory, token)
             if found is not None:
                 return found[0]
             # Of an author whose attempt came to nothing.
-            self.store.delete(_plan_path(directory))
+            self.store.delete(plan_path(directory))
         raise CommitConflictError(f"{directory} in {self.store.location}: its plan comes and goes")
 
     def plan_whole(self, directory: str, token: str) -> None:
         """Take back what :meth:`plan` decided, since that base cannot be had any more."""
-        self.store.delete(_plan_path(directory))
+        self.store.delete(plan_path(directory))
         self.plan(directory, token, None)
 
     def base_of(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
@@ -495,14 +503,15 @@ class CheckpointFolder:
         self.store.delete(f"{directory}/{DOCUMENT}")
         self.store.delete_tree(directory)
         self.store.delete(manifest_path(directory))
-        self.store.delete(_plan_path(directory))
+        self.store.delete(plan_path(directory))
 
 
 def _name_of(base: BaseLink | None) -> str | None:
     return None if base is None else base.directory
 
 
-def _plan_path(directory: str) -> str:
+def plan_path(directory: str) -> str:
+    """Return where it is said against what a checkpoint is going to be stored, relative to the location."""
     return f"{_PLANS}/{directory}{_SUFFIX}"
 
 
