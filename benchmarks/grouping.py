@@ -1,8 +1,8 @@
 """What would fewer objects save for checkpoints of many small tensors, in a folder and in S3?
 
-A chunk and a document for each tensor, as they are written, beside the objects that there were with zarr's sharding
-codec, and the least that any grouping needs: one object with the same encoded bytes. Both checkpoints are those of
-`benchmarks.inspection`; saves and loads are those of a manager without storage nodes.
+A chunk and a document for each tensor, as they are written, beside the objects that there were with zarr's
+sharding codec, and the least that any grouping needs: one object with the same encoded bytes. Checkpoints are
+those of `benchmarks.inspection`; saves and loads are those of a manager without storage nodes.
 """
 
 from __future__ import annotations

@@ -94,12 +94,18 @@ from fastcheck_dask import cli, open_checkpoint
 from fastcheck_dask.tiers.folder_store import FolderStore
 import fastcheck_dask.cli.listing, fastcheck_dask.engine.tuning
 read = FolderStore.read
-asked = []
-FolderStore.read = lambda self, path: asked.append(path) or read(self, path)
+asked = {}
+def watched(self, path):
+    data = read(self, path)
+    asked[path] = len(data)
+    return data
+FolderStore.read = watched
+FolderStore.read_into = None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 cli.main(["inspect", sys.argv[1], "--json"], standalone_mode=False)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not [path for path in asked if "/c/" in path], asked
+assert 0 < sum(asked.values()) < 100_000, asked
 print(grown, file=sys.stderr)
 """
     done = subprocess.run(
