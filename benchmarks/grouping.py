@@ -103,6 +103,8 @@ def main() -> None:
             folder = Path(name)
             for kind, location in (("folder", str(folder / f"c{number}")), ("S3", server.url(f"c{number}"))):
                 rows += measure(f"{case}; {kind}", state, location, folder / f"shm{kind}{number}")
+                # It takes minutes.
+                console.print(*rows[-2:], sep="\n")
     table(
         "Many small tensors",
         ["checkpoint", "objects", "with sharding", "save", "load", "load, unchecked", "ls", "inspect"],

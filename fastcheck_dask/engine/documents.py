@@ -47,18 +47,28 @@ def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manif
     """
     wanted = {marker_path(marker.directory): [marker.to_bytes()]}
     # It may be made whole at this moment: then the marker is the last to change.
-    for base in (marker.base, None):
+    for base in (None,) if marker.base is None else (marker.base, None):
         for key, data in exact_objects(manifest, base).items():
             wanted.setdefault(f"{marker.directory}/{key}", []).append(data)
+    try:
+        # Asked once for all: in S3 each size would be a request.
+        sizes = {stored.path: stored.nbytes for stored in folder.store.listing(marker.directory)}
+    except FastCheckError as error:
+        return [Damage(marker.directory, f"cannot be listed: {error}")]
+
+    def check(name: str) -> Damage | None:
+        return _compare(folder, name, wanted[name], size=sizes.get(name))
+
     with ThreadPoolExecutor(_READERS, thread_name_prefix="fastcheck-documents") as pool:
-        found = pool.map(lambda item: _compare(folder, *item), wanted.items())
+        found = pool.map(check, wanted)
         return [damage for damage in found if damage is not None]
 
 
-def _compare(folder: CheckpointFolder, name: str, wanted: list[bytes]) -> Damage | None:
+def _compare(folder: CheckpointFolder, name: str, wanted: list[bytes], *, size: int | None) -> Damage | None:
     try:
+        if size is None:
+            size = folder.store.size(name)
         # A file that was replaced by a huge one is not read.
-        size = folder.store.size(name)
         if size in map(len, wanted) and folder.store.read(name) in wanted:
             return None
     except FastCheckError as error:
@@ -76,16 +86,17 @@ def mend(
     if marker.base is not None:
         # Whoever makes it whole at this moment writes the same objects.
         return []
-    wanted = exact_objects(manifest, None)
     path = marker_path(marker.directory)
+    wanted = {f"{marker.directory}/{key}": data for key, data in exact_objects(manifest, None).items()}
+    wanted[path] = marker.to_bytes()
     mended: list[str] = []
     try:
         if not folder.store.exists(path):
             return []
         for damage in damaged:
-            key = damage.name.removeprefix(f"{marker.directory}/")
-            folder.store.write(damage.name, marker.to_bytes() if damage.name == path else wanted[key])
-            mended.append(damage.name)
+            if damage.name in wanted:
+                folder.store.write(damage.name, wanted[damage.name])
+                mended.append(damage.name)
         folder.store.sync(marker.directory)
         if not folder.store.exists(path):
             # Retention removed it meanwhile: nothing may be left that zarr opens.

@@ -108,6 +108,18 @@ def test_load_of_a_store_that_cannot_be_written_names_all_the_same(folder, local
     assert "read-only" in caplog.text
 
 
+def test_store_that_cannot_be_listed_is_named_and_nothing_is_written(folder, monkeypatch):
+    found = parts(folder)
+
+    def refused(prefix):
+        raise TierError("away")
+
+    monkeypatch.setattr(folder.store, "listing", refused)
+    (damage,) = find_damaged(*found)
+    assert "away" in damage.detail
+    assert mend(*found, damaged=[damage]) == []
+
+
 @pytest.mark.parametrize("how", [{"check_documents": False}, {"include": "w"}])
 def test_load_that_shall_be_fast_or_is_of_a_part_reads_no_documents(folder, local, monkeypatch, how):
     asked = []
