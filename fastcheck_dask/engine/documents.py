@@ -38,6 +38,34 @@ def exact_objects(manifest: Manifest, base: BaseLink | None) -> dict[str, bytes]
     return documents(manifest, inline, base=name) | inline_chunks(inline)
 
 
+def check(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) -> list[str]:
+    """Name in the log what is damaged beside the chunks of a checkpoint that was loaded, and write it anew.
+
+    Returns
+    -------
+    list of str
+        Each object with what is wrong with it, and whether it was written anew.
+    """
+    damaged = find_damaged(folder, marker, manifest)
+    if not damaged:
+        return []
+    mended = set(mend(folder, marker, manifest, damaged=damaged))
+    told = [f"{d.name}: {d.detail}{'; it was written anew' if d.name in mended else ''}" for d in damaged]
+    for line in told:
+        log.debug("%s", line)
+    log.warning(
+        "generation %d (%s) is loaded, and %d objects that other readers need are damaged or missing in %s, "
+        "of which %d were written anew; the first: %s",
+        marker.generation,
+        marker.tag,
+        len(damaged),
+        folder.store.location,
+        len(mended),
+        told[0],
+    )
+    return told
+
+
 def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) -> list[Damage]:
     """Compare the commit marker and all objects that follow from the manifest; blocks, and raises nothing.
 
@@ -56,11 +84,11 @@ def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manif
     except FastCheckError as error:
         return [Damage(marker.directory, f"cannot be listed: {error}")]
 
-    def check(name: str) -> Damage | None:
+    def compare(name: str) -> Damage | None:
         return _compare(folder, name, wanted[name], size=sizes.get(name))
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="fastcheck-documents") as pool:
-        found = pool.map(check, wanted)
+        found = pool.map(compare, wanted)
         return [damage for damage in found if damage is not None]
 
 

@@ -287,8 +287,8 @@ class Recovery:
             memory.abandon()
             raise
         filled = _kept(memory, manifest)
-        if self._check_documents and include is None and report.raw_bytes.get("object"):
-            await asyncio.to_thread(self._compare_documents, candidate, manifest, report)
+        if include is None and report.raw_bytes.get("object"):
+            await self._check_beside(candidate, manifest, report)
         report.seconds = time.monotonic() - started
         log.info(
             "generation %d (%s) loaded from %s: %d bytes in %.3f s",
@@ -300,28 +300,12 @@ class Recovery:
         )
         return Recovered(state, manifest, report, filled)
 
-    def _compare_documents(self, candidate: Candidate, manifest: Manifest, report: LoadReport) -> None:
-        """Name what is damaged beside the chunks, and write it anew."""
-        if self._folder is None or candidate.marker is None:
-            return
-        damaged = documents.find_damaged(self._folder, candidate.marker, manifest)
-        if not damaged:
-            return
-        mended = set(documents.mend(self._folder, candidate.marker, manifest, damaged=damaged))
-        for damage in damaged:
-            done = "; it was written anew" if damage.name in mended else ""
-            report.damaged.append(f"{damage.name}: {damage.detail}{done}")
-            log.debug("%s", report.damaged[-1])
-        log.warning(
-            "generation %d (%s) is loaded, and %d objects that other readers need are damaged or missing in "
-            "%s, of which %d were written anew; the first: %s",
-            candidate.generation,
-            candidate.tag,
-            len(damaged),
-            self._folder.store.location,
-            len(mended),
-            report.damaged[0],
-        )
+    async def _check_beside(self, candidate: Candidate, manifest: Manifest, report: LoadReport) -> None:
+        """Name and mend what is damaged beside the chunks, unless the load shall be fast."""
+        if self._check_documents and self._folder is not None and candidate.marker is not None:
+            report.damaged = await asyncio.to_thread(
+                documents.check, self._folder, candidate.marker, manifest
+            )
 
     def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:
         """Return the checkpoint in the object tier, also if its marker is lost: its chunks may be there."""

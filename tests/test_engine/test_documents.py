@@ -146,3 +146,14 @@ def test_deltas_are_named_and_what_is_made_whole_at_this_moment_is_not_damaged(t
     # By the marker of before, as who read it just before it changed.
     names = [damage.name for damage in find_damaged(folder, marker, manifest)]
     assert names == [marker_path(marker.directory)]
+
+
+def test_load_of_a_run_in_one_folder_names_and_mends_too(tmp_path, caplog):
+    folder = CheckpointFolder(open_store(str(tmp_path / "one")))
+    run = FolderRun(folder, run="r", policy=ChainPolicy(), retention=Retention(), chunk_bytes=4096)
+    run.save({"w": np.arange(3000.0)}, "s0")
+    folder.store.delete("00000001-s0/w/zarr.json")
+    run.load()
+    assert "00000001-s0/w/zarr.json" in caplog.text
+    assert "1 were written anew" in caplog.text
+    assert find_damaged(*parts(folder)) == []
