@@ -52,7 +52,7 @@ def diff(
     from fastcheck_dask.inspection.difference import compare
 
     how = None if plot is None else drawer("fastcheck_dask.inspection.difference_plot")
-    before, after = (opened_checkpoint(*one, rank) for one in pair_of(arguments, other))
+    before, after = (opened_checkpoint(*one, rank=rank) for one in pair_of(arguments, other))
     with progress("comparing", after.nbytes) as advance:
         found = compare(before, after, advance=advance)
     emit(found, as_json=as_json, show=lambda console: _show_difference(console, found))
@@ -163,7 +163,7 @@ def bisect(
     """
     from fastcheck_dask.inspection.bisection import first_bad
 
-    folder, markers, _ = chosen(url, None, rank)
+    folder, markers, _ = chosen(url, None, rank=rank)
     with progress("searching", len(markers)) as advance:
         found = first_bad(folder, markers, tensor, jump=jump, advance=advance)
     emit(found, as_json=as_json, show=lambda console: _show_bisected(console, found))

@@ -38,7 +38,7 @@ def export(
     """Write a checkpoint (the newest, or TAG) into FILE.safetensors, or FILE.pt for torch.load."""
     from fastcheck_dask.inspection import export as exporting
 
-    checkpoint = opened_checkpoint(url, tag, rank)
+    checkpoint = opened_checkpoint(url, tag, rank=rank)
     try:
         with progress("exporting", checkpoint.nbytes) as advance:
             done = exporting.export(

@@ -90,7 +90,7 @@ def inspect(url: str, tag: str | None, *, rank: int | None, as_json: bool) -> No
 
     Nothing but the manifest and one listing is read.
     """
-    checkpoint = opened_checkpoint(url, tag, rank)
+    checkpoint = opened_checkpoint(url, tag, rank=rank)
     described = _described(checkpoint)
     emit(described, as_json=as_json, show=lambda console: _show_checkpoint(console, checkpoint, described))
 

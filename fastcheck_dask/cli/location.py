@@ -31,7 +31,7 @@ rank_option = click.option(
 
 
 def chosen(
-    url: str, tag: str | None, rank: int | None = None
+    url: str, tag: str | None, *, rank: int | None = None
 ) -> tuple[CheckpointFolder, list[CommitMarker], CommitMarker]:
     """Return a location, all markers in it, and the marker of the checkpoint that is meant."""
     from fastcheck_dask.inspection.location import open_part
@@ -42,11 +42,11 @@ def chosen(
         raise click.UsageError(str(error)) from error
 
 
-def opened_checkpoint(url: str, tag: str | None, rank: int | None = None) -> Checkpoint:
+def opened_checkpoint(url: str, tag: str | None, *, rank: int | None = None) -> Checkpoint:
     """Return the checkpoint that is meant."""
     from fastcheck_dask.inspection import Checkpoint
 
-    folder, _, marker = chosen(url, tag, rank)
+    folder, _, marker = chosen(url, tag, rank=rank)
     return Checkpoint(folder, folder.load_manifest(marker), marker)
 
 
