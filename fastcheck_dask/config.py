@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,8 +12,9 @@ from typing import Any, Literal, cast
 
 import dask
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
+from fastcheck_dask import option_values as values
 from fastcheck_dask.errors import ConfigError
 
 OnBusy = Literal["wait", "skip", "raise"]
@@ -26,10 +26,6 @@ MeasureLinks = bool | Literal["auto"]
 
 #: A chunk travels in one message to a storage node, and those have at most 256 MiB.
 CHUNK_LIMIT_BYTES = 128 * 2**20
-#: Bytes a second: what a limit has to leave so that no node takes a transfer for one that stands.
-LOWEST_LIMIT_BYTES = 12.5e6
-_BITS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
-_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 #: Seconds: what is shorter than the tick of a clock would always be over.
 _POSITIVE = (1e-3, math.inf)
 #: The options, and the fields of `Settings` that they set.
@@ -46,6 +42,7 @@ _FIELDS = {
     "keep_every": "keep_every",
     "keep_hours": "keep_hours",
     "keep_best": "keep_best",
+    "check_documents": "check_documents",
     "local_dir": "local_dir",
     "encoders": "encoders",
     "encoder_cpus": "encoder_cpus",
@@ -148,6 +145,8 @@ class Settings:
     keep_hours: float | None
     #: Metric, "min" or "max", and how many.
     keep_best: tuple[str, str, int] | None
+    #: Whether a load from the object tier also compares what other readers need.
+    check_documents: bool
     local_dir: str | None
     encoders: int
     #: CPUs that the encoder processes may use; None: those of the trainer.
@@ -219,52 +218,58 @@ def settings(**overrides: Any) -> Settings:
         wanted and what came.
     """
     get = Reader(overrides, _FIELDS)
-    cpus = get("encoder_cpus", "encoder-cpus", _cpus)
+    cpus = get("encoder_cpus", "encoder-cpus", values.cpus)
     found = Settings(
         chunk_bytes=get("chunk_bytes", "chunk-size", parse_bytes, within=(256, CHUNK_LIMIT_BYTES)),
-        on_busy=cast(OnBusy, get("on_busy", "on-busy", _on_busy)),
-        persist_every=get("persist_every", "persist-every", _whole, within=(0, math.inf)),
-        persist=cast(Persist, get("persist", "persist", _persist)),
-        max_deltas=get("max_deltas", "max-deltas", _whole, within=(0, 1000)),
-        full_hours=get("full_hours", "full-hours", _number, within=(0, math.inf)),
-        max_references=get("max_references", "max-references", _whole, within=(0, 1000)),
+        on_busy=cast(OnBusy, get("on_busy", "on-busy", values.one_of("wait", "skip", "raise"))),
+        persist_every=get("persist_every", "persist-every", values.whole, within=(0, math.inf)),
+        persist=cast(Persist, get("persist", "persist", values.one_of("full", "incremental"))),
+        max_deltas=get("max_deltas", "max-deltas", values.whole, within=(0, 1000)),
+        full_hours=get("full_hours", "full-hours", values.number, within=(0, math.inf)),
+        max_references=get("max_references", "max-references", values.whole, within=(0, 1000)),
         groups=get("groups", "groups", _groups),
-        keep_last=get("keep_last", "keep.last", _kept),
-        keep_every=get("keep_every", "keep.every", _kept),
-        keep_hours=get("keep_hours", "keep.hours", _kept_hours),
-        keep_best=get("keep_best", "keep.best", _kept_best),
+        keep_last=get("keep_last", "keep.last", values.kept),
+        keep_every=get("keep_every", "keep.every", values.kept),
+        keep_hours=get("keep_hours", "keep.hours", values.kept_hours),
+        keep_best=get("keep_best", "keep.best", values.kept_best),
+        check_documents=get("check_documents", "check-documents", values.yes_or_no),
         local_dir=get("local_dir", "local-dir", lambda v: None if v is None else os.fspath(v)),
-        encoders=get("encoders", "encoders", partial(_encoders, cpus), within=(1, math.inf)),
+        encoders=get("encoders", "encoders", partial(values.encoders, cpus), within=(1, math.inf)),
         encoder_cpus=cpus,
-        encoder_nice=get("encoder_nice", "encoder-nice", _whole, within=(0, 19)),
-        compression=cast(Compression, get("compression", "compression", _compression)),
-        close_seconds=get("close_timeout", "close-timeout", _seconds, within=(0, math.inf)),
-        commit_seconds=get("commit_timeout", "commit-timeout", _seconds, within=_POSITIVE),
-        max_shards=get("max_shards", "peers.max-shards", _most_shards),
-        parity=get("parity", "peers.parity", _parity),
-        stripes=cast(Stripes, get("stripes", "peers.stripes", _stripes)),
-        connect_seconds=get("connect_timeout", "peers.connect-timeout", _seconds, within=_POSITIVE),
-        measure_links=cast(MeasureLinks, get("measure_links", "peers.measure-links", _yes_no_or_auto)),
-        limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", _bandwidth),
-        dscp=get("dscp", "peers.dscp", _dscp),
+        encoder_nice=get("encoder_nice", "encoder-nice", values.whole, within=(0, 19)),
+        compression=cast(
+            Compression, get("compression", "compression", values.one_of("auto", "always", "never"))
+        ),
+        close_seconds=get("close_timeout", "close-timeout", values.seconds, within=(0, math.inf)),
+        commit_seconds=get("commit_timeout", "commit-timeout", values.seconds, within=_POSITIVE),
+        max_shards=get("max_shards", "peers.max-shards", values.most_shards),
+        parity=get("parity", "peers.parity", values.parity),
+        stripes=cast(Stripes, get("stripes", "peers.stripes", values.one_of("even", "weighted"))),
+        connect_seconds=get("connect_timeout", "peers.connect-timeout", values.seconds, within=_POSITIVE),
+        measure_links=cast(MeasureLinks, get("measure_links", "peers.measure-links", values.yes_no_or_auto)),
+        limit_bytes_per_second=get("bandwidth_limit", "peers.bandwidth-limit", values.bandwidth),
+        dscp=get("dscp", "peers.dscp", values.dscp),
         floor_bytes_per_second=float(
             get("floor_bandwidth", "peers.floor-bandwidth", parse_bytes, within=(1, math.inf))
         ),
-        grace_seconds=get("grace", "peers.grace", _seconds, within=_POSITIVE),
-        lease_seconds=get("lease", "peers.lease", _seconds, within=(1.0, 366 * 86400.0)),
-        coordinator_seconds=get("coordinator_timeout", "coordinator.timeout", _seconds, within=_POSITIVE),
-        session_seconds=get("session_timeout", "coordinator.session", _seconds, within=_POSITIVE),
-        coordinator_auth=get("coordinator_auth", "coordinator.auth", _text),
-        coordinator_auth_scheme=cast(
-            AuthScheme, get("coordinator_auth_scheme", "coordinator.auth-scheme", _auth_scheme)
+        grace_seconds=get("grace", "peers.grace", values.seconds, within=_POSITIVE),
+        lease_seconds=get("lease", "peers.lease", values.seconds, within=(1.0, 366 * 86400.0)),
+        coordinator_seconds=get(
+            "coordinator_timeout", "coordinator.timeout", values.seconds, within=_POSITIVE
         ),
-        coordinator_acl=get("coordinator_acl", "coordinator.acl", _texts),
-        coordinator_tls_ca=get("coordinator_tls_ca", "coordinator.tls-ca", _file),
-        coordinator_tls_cert=get("coordinator_tls_cert", "coordinator.tls-cert", _file),
-        coordinator_tls_key=get("coordinator_tls_key", "coordinator.tls-key", _file),
-        scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", _seconds, within=_POSITIVE),
-        metrics_host=get("metrics_host", "metrics.host", _host),
-        metrics_port=get("metrics_port", "metrics.port", _port),
+        session_seconds=get("session_timeout", "coordinator.session", values.seconds, within=_POSITIVE),
+        coordinator_auth=get("coordinator_auth", "coordinator.auth", values.text),
+        coordinator_auth_scheme=cast(
+            AuthScheme,
+            get("coordinator_auth_scheme", "coordinator.auth-scheme", values.one_of("digest", "sasl")),
+        ),
+        coordinator_acl=get("coordinator_acl", "coordinator.acl", values.texts),
+        coordinator_tls_ca=get("coordinator_tls_ca", "coordinator.tls-ca", values.file),
+        coordinator_tls_cert=get("coordinator_tls_cert", "coordinator.tls-cert", values.file),
+        coordinator_tls_key=get("coordinator_tls_key", "coordinator.tls-key", values.file),
+        scheduler_seconds=get("scheduler_timeout", "scheduler.timeout", values.seconds, within=_POSITIVE),
+        metrics_host=get("metrics_host", "metrics.host", values.host),
+        metrics_port=get("metrics_port", "metrics.port", values.port),
     )
     if found.groups and found.persist != "incremental":
         raise ConfigError(
@@ -335,30 +340,6 @@ class Reader:
         return found
 
 
-def _on_busy(value: Any) -> str:
-    if value not in ("wait", "skip", "raise"):
-        raise ValueError("'wait', 'skip' or 'raise' is wanted")
-    return str(value)
-
-
-def _compression(value: Any) -> str:
-    if value not in ("auto", "always", "never"):
-        raise ValueError("'auto', 'always' or 'never' is wanted")
-    return str(value)
-
-
-def _persist(value: Any) -> str:
-    if value not in ("full", "incremental"):
-        raise ValueError("'full' or 'incremental' is wanted")
-    return str(value)
-
-
-def _stripes(value: Any) -> str:
-    if value not in ("even", "weighted"):
-        raise ValueError("'even' or 'weighted' is wanted")
-    return str(value)
-
-
 def _groups(value: Any) -> tuple[Group, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("a list of groups is wanted, such as [Group('embeddings', 'model/embed*', 10)]")
@@ -369,153 +350,6 @@ def _groups(value: Any) -> tuple[Group, ...]:
     if len({group.name for group in groups}) < len(groups):
         raise ValueError("two groups have one name")
     return groups
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(number := float(value)):
-        raise ValueError("a number is wanted")
-    return number
-
-
-def _kept(value: Any) -> int | None:
-    return None if value is None else int(_positive(_whole(value)))
-
-
-def _kept_hours(value: Any) -> float | None:
-    return None if value is None else _positive(_number(value))
-
-
-def _positive(value: float) -> float:
-    if value != -1 and value <= 0:
-        # 0 is refused: whether it means all or none, somebody would lose what he wanted to keep.
-        raise ValueError("more than 0 is wanted, or -1 or None to keep everything")
-    return value
-
-
-def _kept_best(value: Any) -> tuple[str, str, int] | None:
-    if value is None:
-        return None
-    wanted = ValueError("(metric, 'min' or 'max', how many) is wanted, such as ('loss', 'min', 3)")
-    if not isinstance(value, list | tuple) or len(value) != 3:
-        raise wanted
-    metric, mode, count = value
-    if not isinstance(metric, str) or not metric or mode not in ("min", "max") or _whole(count) < 1:
-        raise wanted
-    return metric, str(mode), int(count)
-
-
-def _auth_scheme(value: Any) -> str:
-    if value not in ("digest", "sasl"):
-        raise ValueError("'digest' or 'sasl' is wanted")
-    return str(value)
-
-
-def _text(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise ValueError("a text is wanted")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    given = [value] if isinstance(value, str) else value or ()
-    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-        raise ValueError("a list of texts is wanted")
-    return tuple(given)
-
-
-def _host(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("the name or the address of an interface is wanted")
-    return value
-
-
-def _port(value: Any) -> int | None:
-    if value is not None and not 0 <= _whole(value) <= 65535:
-        raise ValueError("a port from 0 (any) to 65535 is wanted, or null for none")
-    return None if value is None else _whole(value)
-
-
-def _file(value: Any) -> str | None:
-    # Absolute: the agent may have another working directory.
-    return None if value is None else str(Path(value).expanduser().absolute())
-
-
-def _encoders(cpus: tuple[int, ...] | None, value: Any) -> int:
-    if value is not None:
-        return _whole(value)
-    return len(cpus) if cpus else max(1, (os.cpu_count() or 2) - 1)
-
-
-def _cpus(value: Any) -> tuple[int, ...] | None:
-    """Return CPU numbers from a list of them, or from a text like "0-3,8"."""
-    if value is None:
-        return None
-    found: set[int] = set()
-    for part in value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value:
-        first, dash, last = str(part).strip().partition("-")
-        found.update(range(int(first), int(last if dash else first) + 1))
-    count = os.cpu_count() or 1
-    if not found or isinstance(value, bool) or not 0 <= min(found) <= max(found) < count:
-        raise ValueError(f"numbers of CPUs are wanted, such as '0-3,8'; this machine has 0 to {count - 1}")
-    return tuple(sorted(found))
-
-
-def _bandwidth(value: Any) -> float | None:
-    """Return bytes a second, from a size ("125 MB") or from bits ("1 Gbit")."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        raise ValueError("a bandwidth is wanted, such as '1 Gbit' or '125 MB'")
-    bits = _BITS.fullmatch(value.strip()) if isinstance(value, str) else None
-    if bits is not None:
-        rate = float(bits[1]) * _DECIMAL[bits[2].lower()] / 8
-    else:
-        rate = float(parse_bytes(value.strip().removesuffix("/s") if isinstance(value, str) else value))
-    if not LOWEST_LIMIT_BYTES <= rate < math.inf:
-        # Nodes end transfers of less than 1 MB/s, and some messages are on their way at once.
-        raise ValueError(f"at least {LOWEST_LIMIT_BYTES:,.0f} bytes (100 Mbit) a second are wanted")
-    return rate
-
-
-def _yes_no_or_auto(value: Any) -> bool | str:
-    if value != "auto" and not isinstance(value, bool):
-        raise ValueError("true, false or 'auto' is wanted")
-    return cast(bool | str, value)
-
-
-def _most_shards(value: Any) -> int | None:
-    if value is None:
-        return None
-    if (found := _whole(value)) < 1:
-        raise ValueError("at least 1 is wanted, or null")
-    return found
-
-
-def _parity(value: Any) -> int:
-    # Yes and no are one and none.
-    if value not in (0, 1, 2):
-        raise ValueError("the number of parity shards is wanted: 0, 1 or 2")
-    return int(value)
-
-
-def _dscp(value: Any) -> int | None:
-    if value is None:
-        return None
-    if not 0 <= (found := _whole(value)) < 64:
-        raise ValueError("a DSCP is 0 to 63")
-    return found
-
-
-def _seconds(value: Any) -> float:
-    if value is None or isinstance(value, bool):
-        raise ValueError("a time is wanted, such as '5 s'")
-    return float(parse_timedelta(value))
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value:
-        raise ValueError("a whole number is wanted")
-    return int(value)
 
 
 def parse_shards(value: int | str) -> int | None:

@@ -68,6 +68,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "measure_links": True,
             "parity": 2,
             "stripes": "weighted",
+            "check_documents": False,
             "metrics_host": "::1",
             "groups": (Group("rare", "model/embed*", 10),),
         }.get(option, 5)
@@ -136,6 +137,7 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("parity", 1.5),
         ("parity", "two"),
         ("measure_links", "always"),
+        ("check_documents", "yes"),
         ("dscp", -1),
         ("dscp", 64),
         ("dscp", "EF"),

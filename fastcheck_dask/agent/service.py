@@ -19,6 +19,7 @@ from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.events import committed_event
 from fastcheck_dask.agent.lease import LeaseKeeper
 from fastcheck_dask.agent.node_states import NodeStates
+from fastcheck_dask.agent.persisting import Persisting
 from fastcheck_dask.agent.placing import Placing
 from fastcheck_dask.agent.ranks import RankDuties, known_commits
 from fastcheck_dask.agent.slots import SlotUse
@@ -146,7 +147,7 @@ class SaveService:
             settings.lease_seconds,
             partial(renew, coordinator.entries, config.run, settings.lease_seconds),
         )
-        self._persisting: asyncio.Task[None] | None = None
+        self._persisting = Persisting(self._persister, self._slots, notify, persisted=self._is_persisted)
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
         #: Of the newest checkpoint, be it in a slot or not: what is suspicious is judged by it.
@@ -177,7 +178,7 @@ class SaveService:
         if records:
             self._lease.note(records[-1])
         if records and any(self._slots.adopt(number, records[-1]) for number in (0, 1)):
-            self._adopted(records[-1])
+            await self._adopted(records[-1])
         await self._mark_persisted()
         return self._slots.free
 
@@ -194,17 +195,17 @@ class SaveService:
         records = await asyncio.to_thread(self._records)
         if not records or not self._slots.adopt(number, records[-1]):
             return False
-        self._adopted(records[-1])
+        await self._adopted(records[-1])
         return True
 
     def set_busy(self, busy: bool) -> None:
         """Note that the training begins to communicate, or has ended: meanwhile nothing large is sent."""
         self._pacer.set_busy(busy)
 
-    def _adopted(self, latest: CommitRecord) -> None:
+    async def _adopted(self, latest: CommitRecord) -> None:
         base = self._slots.base
         self._before = None if base is None else base.manifest
-        self._resume_persist(latest)
+        await self._resume_persist(latest)
 
     def accept(self, number: int) -> None:
         """Note that a snapshot in a slot waits to be saved."""
@@ -379,68 +380,29 @@ class SaveService:
         if every == 0 or saved.record.generation % every:
             self._notify({"event": "not_persisted", "seq": seq, "every": every})
             return
-        self._slots.hold(number, "persist")
-        await self.drain()
-        self._persisting = asyncio.create_task(self._persist(saved, number, seq))
+        await self._persisting.begin(saved, number, seq)
 
-    async def _persist(self, saved: Saved, number: int | None, seq: int) -> None:
-        started = time.monotonic()
-        base = self._slots.base
-        source = base if base is not None and base.manifest.token == saved.record.token else None
-        try:
-            moved = await self._persister.persist(
-                saved.manifest, saved.manifest_bytes, record=saved.record, source=source
-            )
-        except Exception as error:  # the checkpoint is in force; only this tier lacks it, and that is told
-            log.warning(
-                "generation %d could not be persisted: %s",
-                saved.record.generation,
-                error,
-                exc_info=not isinstance(error, FastCheckError),
-            )
-            self._notify({"event": "persist_failed", "seq": seq, "error": to_wire(error)})
-        else:
-            if moved.noted and self._unpersisted is not None and self._unpersisted[0] is saved:
-                self._unpersisted = None
-            await self._mark_persisted()
-            self._notify(
-                {
-                    "event": "persisted",
-                    "seq": seq,
-                    "stats": {
-                        "persisted_bytes": moved.by_nodes_bytes + moved.by_host_bytes,
-                        "persist_seconds": time.monotonic() - started,
-                    },
-                }
-            )
-            await self._retire()
-        finally:
-            if number is not None:
-                self._slots.release(number, "persist")
+    async def _is_persisted(self, saved: Saved, seq: int, noted: bool, stats: dict[str, Any]) -> None:
+        """Tell the other ranks and the trainer, and remove what the rules do not keep."""
+        if noted and self._unpersisted is not None and self._unpersisted[0] is saved:
+            self._unpersisted = None
+        await self._mark_persisted()
+        self._notify({"event": "persisted", "seq": seq, "stats": stats})
+        await self._retire()
 
-    def _resume_persist(self, latest: CommitRecord) -> None:
+    async def _resume_persist(self, latest: CommitRecord) -> None:
         """Persist the newest generation if an agent before this one did not live to do it."""
         if latest.persisted or self._config.settings.persist_every == 0:
             return
         base, number = self._slots.base, self._slots.base_number
-        if base is None or number is None or not (self._persisting is None or self._persisting.done()):
+        if base is None or number is None or self._persisting.busy:
             return
         saved = Saved(latest, base.manifest, base.manifest.to_bytes(), SaveStats())
-        self._slots.hold(number, "persist")
-        self._persisting = asyncio.create_task(self._persist(saved, number, -1))
-
-    async def drain(self) -> None:
-        """Wait until nothing is being persisted."""
-        if self._persisting is not None:
-            await self._persisting
-            self._persisting = None
+        await self._persisting.begin(saved, number, -1)
 
     async def finish(self) -> None:
         """Before the process ends: persist the newest generation, if its turn had not come or it failed."""
-        await self.drain()
-        if self._unpersisted is not None and self._config.settings.persist_every:
-            saved, seq = self._unpersisted
-            await self._persist(saved, None, seq)
+        await self._persisting.finish(self._unpersisted if self._config.settings.persist_every else None)
 
     def orphans(self) -> list[int]:
         """Return the slots with a complete snapshot that the trainer did not live to hand over."""

@@ -8,7 +8,7 @@ import click
 
 from fastcheck_dask.cli.arguments import checked_coordinator, checked_name
 from fastcheck_dask.cli.command import Command
-from fastcheck_dask.cli.location import opened_checkpoint
+from fastcheck_dask.cli.location import opened_checkpoint, rank_option
 from fastcheck_dask.cli.output import emit, json_option, progress, size
 from fastcheck_dask.errors import ConfigError
 
@@ -22,14 +22,23 @@ from fastcheck_dask.errors import ConfigError
 @click.option("--include", help="Only tensors and values whose path matches, like 'model/*'.")
 @click.option("--strip", default="", help="A beginning that the names in a safetensors file do without.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
+@rank_option
 @json_option
 def export(
-    url: str, tag: str | None, *, file: Path, include: str | None, strip: str, force: bool, as_json: bool
+    url: str,
+    tag: str | None,
+    *,
+    file: Path,
+    include: str | None,
+    strip: str,
+    force: bool,
+    rank: int | None,
+    as_json: bool,
 ) -> None:
     """Write a checkpoint (the newest, or TAG) into FILE.safetensors, or FILE.pt for torch.load."""
     from fastcheck_dask.inspection import export as exporting
 
-    checkpoint = opened_checkpoint(url, tag)
+    checkpoint = opened_checkpoint(url, tag, rank=rank)
     try:
         with progress("exporting", checkpoint.nbytes) as advance:
             done = exporting.export(

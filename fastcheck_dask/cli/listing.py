@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcheck_dask.cli.command import Command
-from fastcheck_dask.cli.location import opened, opened_checkpoint
+from fastcheck_dask.cli.location import opened, opened_checkpoint, rank_option
 from fastcheck_dask.cli.output import emit, json_option, moment, size, table
 
 if TYPE_CHECKING:
@@ -26,23 +26,21 @@ if TYPE_CHECKING:
 def ls(ctx: click.Context, url: str, *, as_json: bool) -> None:
     """List the checkpoints at URL, a folder or s3://bucket/folder, oldest first.
 
-    Damaged commit markers and what unfinished saves left are shown as such. Exit status 1 if a checkpoint is
-    incomplete or a marker is damaged.
+    Of several ranks, one line for each checkpoint of all. Damaged markers and what unfinished saves left are
+    shown as such. Exit status 1 if a checkpoint is incomplete or a marker is damaged.
     """
     from fastcheck_dask.inspection.overview import overview
 
     folder, _ = opened(url)
     found = overview(folder)
     emit(found, as_json=as_json, show=lambda console: _show_overview(console, found))
-    ctx.exit(1 if found.damaged or not all(c.complete for c in found.checkpoints) else 0)
+    ctx.exit(0 if found.sound else 1)
 
 
 def _show_overview(console: Console, found: Overview) -> None:
-    from fastcheck_dask.inspection.location import of_ranks
-
-    if not found.checkpoints:
-        console.print(f"{found.location} has no committed checkpoint{of_ranks(found.location)}", markup=False)
-    else:
+    if not found.checkpoints and not found.joint:
+        console.print(f"{found.location} has no committed checkpoint", markup=False)
+    if found.checkpoints:
         rows = table(">generation", "tag", ">step", "created (UTC)", ">arrays", ">raw", ">stored", "complete")
         for c in found.checkpoints:
             step, arrays = ("" if n is None else str(n) for n in (c.step, c.arrays))
@@ -51,6 +49,7 @@ def _show_overview(console: Console, found: Overview) -> None:
             state = " ".join(("yes" if c.complete else "NO", *c.flags, *older))
             rows.add_row(str(c.generation), c.tag, step, moment(c.created_unix), arrays, *sizes, state)
         console.print(rows)
+    _show_joint(console, found)
     for c in found.checkpoints:
         if c.problem is not None:
             console.print(f"incomplete: {c.directory}: {c.problem}", markup=False)
@@ -67,16 +66,33 @@ def _show_overview(console: Console, found: Overview) -> None:
         console.print("`fastcheck gc` removes what unfinished saves left", markup=False)
 
 
+def _show_joint(console: Console, found: Overview) -> None:
+    if found.joint:
+        rows = table(">number", "tag", ">step", "created (UTC)", ">ranks", ">raw", ">stored", "complete")
+        for c in found.joint:
+            ranks = f"{len(c.there)}/{c.world_size}"
+            state = " ".join(("yes" if c.complete else "NO", *c.flags))
+            cells = (moment(c.created_unix), ranks, size(c.raw_bytes), size(c.stored_bytes), state)
+            rows.add_row(str(c.number), c.tag, "" if c.step is None else str(c.step), *cells)
+        console.print(rows)
+    for c in found.joint:
+        if c.problem is not None:
+            console.print(f"incomplete: number {c.number} ({c.tag}): {c.problem}", markup=False)
+    for name in found.unjoined:
+        console.print(f"not of all ranks: {name}", markup=False)
+
+
 @click.command(cls=Command)
 @click.argument("url")
 @click.argument("tag", required=False)
+@rank_option
 @json_option
-def inspect(url: str, tag: str | None, *, as_json: bool) -> None:
+def inspect(url: str, tag: str | None, *, rank: int | None, as_json: bool) -> None:
     """Show the tensors and values of a checkpoint (the newest, or TAG): names, shapes, dtypes, sizes.
 
     Nothing but the manifest and one listing is read.
     """
-    checkpoint = opened_checkpoint(url, tag)
+    checkpoint = opened_checkpoint(url, tag, rank=rank)
     described = _described(checkpoint)
     emit(described, as_json=as_json, show=lambda console: _show_checkpoint(console, checkpoint, described))
 

@@ -25,19 +25,28 @@ def opened(url: str) -> tuple[CheckpointFolder, str | None]:
         raise click.UsageError(str(error)) from error
 
 
-def chosen(url: str, tag: str | None) -> tuple[CheckpointFolder, CommitMarker]:
-    """Return a location and the marker of the checkpoint that is meant."""
-    from fastcheck_dask.inspection.location import choose
-
-    folder, directory = opened(url)
-    return folder, choose(folder, folder.committed(), tag, directory=directory)
+rank_option = click.option(
+    "--rank", type=click.IntRange(min=0), help="Whose part, where several ranks save into the location."
+)
 
 
-def opened_checkpoint(url: str, tag: str | None) -> Checkpoint:
+def chosen(
+    url: str, tag: str | None, *, rank: int | None = None
+) -> tuple[CheckpointFolder, list[CommitMarker], CommitMarker]:
+    """Return a location, all markers in it, and the marker of the checkpoint that is meant."""
+    from fastcheck_dask.inspection.location import open_part
+
+    try:
+        return open_part(url, tag, rank=rank)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def opened_checkpoint(url: str, tag: str | None, *, rank: int | None = None) -> Checkpoint:
     """Return the checkpoint that is meant."""
     from fastcheck_dask.inspection import Checkpoint
 
-    folder, marker = chosen(url, tag)
+    folder, _, marker = chosen(url, tag, rank=rank)
     return Checkpoint(folder, folder.load_manifest(marker), marker)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fastcheck_dask.inspection.garbage import Collected
+    from fastcheck_dask.inspection.joint_verification import Chosen
+    from fastcheck_dask.inspection.ranks import Part
     from fastcheck_dask.inspection.repair import Sources
     from fastcheck_dask.inspection.verification import Problem, Verified
-    from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
+    from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 
 #: Problems of one checkpoint that are shown; `--json` has all.
 _SHOWN = 20
@@ -55,7 +58,8 @@ def verify(
 ) -> None:
     """Read every object of a checkpoint (the newest, TAG, or --all) and say whether it can be restored.
 
-    Exit status 1 if anything is not as it was saved; after --repair, if anything still is not.
+    Of several ranks, the parts of all are read. Exit status 1 if anything is not as it was saved; after
+    --repair, if anything still is not.
     """
     if all_of_them and tag is not None:
         raise click.UsageError("give a TAG or --all, not both")
@@ -64,14 +68,14 @@ def verify(
     sources = _sources(others, coordinator) if repair else None
     folder, directory = opened(url)
     repaired: list[str] = []
-    rest = _rest(folder, sources, repaired) if all_of_them else ()
-    markers = _markers(folder, directory, tag, all_of_them=all_of_them)
+    chosen = _chosen(folder, directory, tag, all_of_them=all_of_them, mend=_mender(sources, repaired))
     found = []
-    with progress("verifying", sum(marker.raw_bytes for marker in markers)) as advance:
-        for marker in markers:
-            one = _verified(folder, marker, strict, sources, repaired, advance)
+    with progress("verifying", sum(part.marker.raw_bytes for part in chosen.parts)) as advance:
+        for part in chosen.parts:
+            one = _verified(part, strict, sources, repaired, advance)
             if one is not None:
                 found.append(one)
+    rest = chosen.problems
     document = {
         "location": folder.store.location,
         "checkpoints": found,
@@ -94,47 +98,50 @@ def _sources(others: tuple[str, ...], coordinator: str | None) -> Sources:
     return node_sources(coordinator, folders)
 
 
-def _markers(
-    folder: CheckpointFolder, directory: str | None, tag: str | None, *, all_of_them: bool
-) -> list[CommitMarker]:
-    from fastcheck_dask.inspection.location import choose
+def _chosen(
+    folder: CheckpointFolder,
+    directory: str | None,
+    tag: str | None,
+    *,
+    all_of_them: bool,
+    mend: Callable[[CheckpointFolder, str, str], None],
+) -> Chosen:
+    from fastcheck_dask.inspection import joint_verification as joint
 
-    committed = folder.committed()
-    return committed if all_of_them else [choose(folder, committed, tag, directory=directory)]
+    if all_of_them:
+        joint.each_damaged_marker(folder, mend)
+        return joint.choose_all(folder)
+    return joint.choose_one(folder, tag, directory=directory)
 
 
-def _rest(folder: CheckpointFolder, sources: Sources | None, repaired: list[str]) -> tuple[Problem, ...]:
-    """Return what is wrong besides the committed checkpoints, after repairing damaged markers if told so."""
+def _mender(sources: Sources | None, repaired: list[str]) -> Callable[[CheckpointFolder, str, str], None]:
+    """Return what repairs a damaged commit marker, if told so."""
     from fastcheck_dask.inspection.repair import repair_marker
-    from fastcheck_dask.inspection.verification import verify_rest
 
-    if sources is not None:
-        for problem in verify_rest(folder):
-            directory = problem.name.rpartition("/")[2].removesuffix(".json")
-            if repair_marker(folder, directory):
-                repaired.append(f"{problem.name} from the checkpoint itself")
-    return verify_rest(folder)
+    def mend(folder: CheckpointFolder, directory: str, name: str) -> None:
+        if sources is not None and repair_marker(folder, directory):
+            repaired.append(f"{name} from the checkpoint itself")
+
+    return mend
 
 
 def _verified(
-    folder: CheckpointFolder,
-    marker: CommitMarker,
-    strict: bool,
-    sources: Sources | None,
-    repaired: list[str],
-    advance: Any,
+    part: Part, strict: bool, sources: Sources | None, repaired: list[str], advance: Any
 ) -> Verified | None:
     from fastcheck_dask.inspection import verification
+    from fastcheck_dask.inspection.joint_verification import seen_from_above, sources_of
     from fastcheck_dask.inspection.repair import repair
     from fastcheck_dask.tiers.checkpoint_folder import marker_path
 
+    folder, marker = part.folder, part.marker
     found = verification.verify(folder, marker, strict=strict, advance=advance)
     if sources is not None and not found.intact:
-        repaired += repair(folder, marker, found, sources).repaired
+        done = repair(folder, marker, found, sources_of(part, sources)).repaired
+        repaired += [part.prefix + line for line in done]
         found = verification.verify(folder, marker, strict=strict)
     # Retention may have removed it while it was read.
     removed = not found.intact and not folder.store.exists(marker_path(marker.directory))
-    return None if removed else found
+    return None if removed else seen_from_above(found, part)
 
 
 def _show(console: Console, found: list[Verified], rest: tuple[Problem, ...], repaired: list[str]) -> None:
@@ -169,7 +176,7 @@ def gc(url: str, *, dry_run: bool, grace: str, as_json: bool) -> None:
     """
     from dask.utils import parse_timedelta
 
-    from fastcheck_dask.inspection.garbage import LEAST_GRACE_SECONDS, collect
+    from fastcheck_dask.inspection.garbage import LEAST_GRACE_SECONDS, collect_all
 
     try:
         seconds = float(parse_timedelta(grace))
@@ -178,7 +185,7 @@ def gc(url: str, *, dry_run: bool, grace: str, as_json: bool) -> None:
     if not seconds >= LEAST_GRACE_SECONDS:
         raise click.BadParameter("at least 10min are wanted: a save may be under way", param_hint="--grace")
     folder, _ = opened(url)
-    found = collect(folder, grace_seconds=seconds, dry_run=dry_run)
+    found = collect_all(folder, grace_seconds=seconds, dry_run=dry_run)
     emit(found, as_json=as_json, show=lambda console: _show_collected(console, found, dry_run))
 
 

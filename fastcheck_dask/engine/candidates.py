@@ -118,17 +118,24 @@ def tags_of(records: Iterable[CommitRecord], survey: Survey) -> list[str]:
 
 
 def _log_lost_markers(ordered: list[Candidate]) -> None:
+    """Say once which newest generations the object tier should have and does not."""
+    lost = []
     for candidate in ordered:
         if candidate.marker is not None:
             # Older ones may have been removed, by the rules of what stays.
-            return
-        if candidate.record is not None and candidate.record.persisted and candidate.marker is None:
-            log.warning(
-                "generation %d (%s) is persisted to the coordinator, but the object tier has no commit "
-                "marker of it; the coordinator decides that it exists, the object tier what it can give",
-                candidate.generation,
-                candidate.tag,
-            )
+            break
+        if candidate.record is not None and candidate.record.persisted:
+            lost.append(candidate)
+    if lost:
+        first = lost[0]
+        more = f", nor of {len(lost) - 1} before it" if len(lost) > 1 else ""
+        log.warning(
+            "generation %d (%s) is persisted to the coordinator, but the object tier has no commit marker of "
+            "it%s; the coordinator decides that it exists, the object tier what it can give",
+            first.generation,
+            first.tag,
+            more,
+        )
 
 
 def with_tag(found: list[Candidate], tag: str) -> Candidate:

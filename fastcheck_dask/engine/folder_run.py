@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from fastcheck_codecs import is_delta, max_encoded_nbytes
 
+from fastcheck_dask.engine import documents
 from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
 from fastcheck_dask.engine.encode import Bits, TaskEncoder
 from fastcheck_dask.engine.encode import Payload as EncodedPayload
@@ -334,6 +335,7 @@ class FolderRun:
         stored = StoredCheckpoint(self.folder, marker)
         content = Content(stored.manifest.arrays, place(stored.manifest.arrays), None)
         bits = self._bits(stored, content)
+        documents.check(self.folder, marker, stored.manifest)
 
         def hand_over(spec: ArraySpec) -> Bits:
             start = content.placement.offsets[spec.path]

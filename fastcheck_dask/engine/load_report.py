@@ -24,6 +24,9 @@ class LoadReport:
     skipped: list[str] = field(default_factory=list)
     #: Groups of the state that are of an older step than the rest, by their names.
     older: dict[str, OlderGroup] = field(default_factory=dict)
+    #: Objects beside the chunks that are not as they were saved: the state did not need them, other readers
+    #: do. Each with what is wrong, and whether it was written anew.
+    damaged: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastcheck_dask.coordination.base import CommitRecord
+from fastcheck_dask.engine import documents
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_older, with_tag
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
@@ -98,8 +99,15 @@ class Recovery:
     """Loads checkpoints of one run on this host."""
 
     def __init__(
-        self, local: LocalTier, folder: CheckpointFolder | None, client: Callable[[str, str], PeerClient]
+        self,
+        local: LocalTier,
+        folder: CheckpointFolder | None,
+        client: Callable[[str, str], PeerClient],
+        *,
+        check_documents: bool = True,
     ) -> None:
+        #: Whether a whole load from the object tier also compares what lies beside the chunks.
+        self._check_documents = check_documents
         self._local = local
         self._folder = folder
         self._client = client
@@ -283,6 +291,8 @@ class Recovery:
             memory.abandon()
             raise
         filled = _kept(memory, manifest)
+        if include is None and report.raw_bytes.get("object"):
+            await self._check_beside(candidate, manifest, report)
         report.seconds = time.monotonic() - started
         log.info(
             "generation %d (%s) loaded from %s: %d bytes in %.3f s",
@@ -302,6 +312,13 @@ class Recovery:
                 group.tag,
             )
         return Recovered(state, manifest, report, filled)
+
+    async def _check_beside(self, candidate: Candidate, manifest: Manifest, report: LoadReport) -> None:
+        """Name and mend what is damaged beside the chunks, unless the load shall be fast."""
+        if self._check_documents and self._folder is not None and candidate.marker is not None:
+            report.damaged = await asyncio.to_thread(
+                documents.check, self._folder, candidate.marker, manifest
+            )
 
     def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:
         """Return the checkpoint in the object tier, also if its marker is lost: its chunks may be there."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fastcheck_dask.inspection.chunks import ChunkReader
 from fastcheck_dask.inspection.contents import ArrayEntry, entries, plain_values
 from fastcheck_dask.inspection.indexing import span
-from fastcheck_dask.inspection.location import choose, open_folder
+from fastcheck_dask.inspection.location import open_part
 from fastcheck_dask.layout.dtypes import TORCH_ONLY, numpy_dtype
 from fastcheck_dask.layout.leaves import Bits, require_torch, revive
 from fastcheck_dask.layout.manifest import Manifest
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _SHOWN = 12
 
 
-def open_checkpoint(url: str, tag: str | None = None) -> Checkpoint:
+def open_checkpoint(url: str, tag: str | None = None, *, rank: int | None = None) -> Checkpoint:
     """Open a committed checkpoint to read it; nothing but its manifest is read before an array is asked for.
 
     Parameters
@@ -39,6 +39,8 @@ def open_checkpoint(url: str, tag: str | None = None) -> Checkpoint:
         (``.../00000012-tag``).
     tag : str, optional
         Of the checkpoint, or the name of its directory; by default the newest.
+    rank : int, optional
+        Whose part is meant, in a location of several ranks.
 
     Returns
     -------
@@ -48,7 +50,7 @@ def open_checkpoint(url: str, tag: str | None = None) -> Checkpoint:
     Raises
     ------
     ConfigError
-        If there is no such folder.
+        If there is no such folder or rank.
     CheckpointNotFoundError
         If no committed checkpoint has the tag; names those that there are.
     CorruptDataError, ShardUnavailableError
@@ -60,8 +62,7 @@ def open_checkpoint(url: str, tag: str | None = None) -> Checkpoint:
     -----
     The run may be going on: what is committed does not change. No pickle is read and no code is run.
     """
-    folder, directory = open_folder(url)
-    marker = choose(folder, folder.committed(), tag, directory=directory)
+    folder, _, marker = open_part(url, tag, rank=rank)
     return Checkpoint(folder, folder.load_manifest(marker), marker)
 
 

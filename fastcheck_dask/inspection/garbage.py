@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastcheck_dask.errors import CommitConflictError, ConfigError
 from fastcheck_dask.inspection.leftovers import Kind, Leftover, find
+from fastcheck_dask.inspection.ranks import rank_folders, rank_prefix
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
 
 GRACE_SECONDS = 86400.0
@@ -89,6 +90,28 @@ def collect(
     if stale_temporaries and not dry_run:
         folder.store.remove_temporaries(older_than_seconds=grace_seconds)
     return Collected(tuple(removed), tuple(kept))
+
+
+def collect_all(
+    folder: CheckpointFolder,
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    now: Callable[[], float] = time.time,
+) -> Collected:
+    """Do the same in the folders of all ranks, too; see :func:`collect`."""
+    found = collect(folder, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
+    removed, kept = list(found.removed), list(found.kept)
+    for rank, part in rank_folders(folder, folder.store.list("")).items():
+        of_rank = collect(part, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
+        removed += [_named(one, rank) for one in of_rank.removed if one.kind is not Kind.TEMPORARY]
+        kept += [(_named(one, rank), why) for one, why in of_rank.kept if one.kind is not Kind.TEMPORARY]
+    return Collected(tuple(removed), tuple(kept))
+
+
+def _named(leftover: Leftover, rank: int) -> Leftover:
+    """Name what lies in a rank's folder from the location of all."""
+    return replace(leftover, name=rank_prefix(rank) + leftover.name)
 
 
 def _kept(folder: CheckpointFolder, leftover: Leftover, oldest: float) -> str | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fastcheck_dask.ids import parse_directory_name
-from fastcheck_dask.layout.zarr_tree import DOCUMENT, PRIVATE, manifest_path
+from fastcheck_dask.layout.zarr_tree import DOCUMENT, manifest_path
+from fastcheck_dask.tiers import plans
 from fastcheck_dask.tiers.checkpoint_folder import marker_path
 from fastcheck_dask.tiers.store import Stored
 
@@ -21,6 +22,8 @@ class Kind(StrEnum):
     UNMARKED = "unmarked"
     #: A manifest without a checkpoint.
     MANIFEST = "manifest"
+    #: What a save meant to be stored against, that wrote nothing.
+    PLAN = "plan"
     #: A file that a writer did not finish.
     TEMPORARY = "temporary"
 
@@ -62,18 +65,20 @@ def find(listing: Iterable[Stored], temporaries: Iterable[Stored]) -> tuple[Left
     found = []
     for directory, members in by_directory.items():
         kind = Kind.UNMARKED if f"{directory}/{DOCUMENT}" in paths else Kind.UNFINISHED
-        if (manifest := paths.get(manifest_path(directory))) is not None:
-            members.append(manifest)
+        members += [
+            paths[path] for path in (manifest_path(directory), plans.path_of(directory)) if path in paths
+        ]
         found.append(_leftover(kind, directory, members))
-    for path, stored in paths.items():
-        directory = path.removeprefix(f"{PRIVATE}/manifests/").removesuffix(".json")
-        if (
-            parse_directory_name(directory) is not None
-            and path == manifest_path(directory)
-            and marker_path(directory) not in paths
-            and directory not in by_directory
-        ):
-            found.append(_leftover(Kind.MANIFEST, path, [stored]))
+    for kind, place in ((Kind.MANIFEST, manifest_path), (Kind.PLAN, plans.path_of)):
+        for path, stored in paths.items():
+            directory = path.rpartition("/")[2].removesuffix(".json")
+            if (
+                parse_directory_name(directory) is not None
+                and path == place(directory)
+                and marker_path(directory) not in paths
+                and directory not in by_directory
+            ):
+                found.append(_leftover(kind, path, [stored]))
     found += [_leftover(Kind.TEMPORARY, stored.path, [stored]) for stored in temporaries]
     return tuple(sorted(found, key=lambda leftover: leftover.name))
 

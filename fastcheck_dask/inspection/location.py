@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
 from fastcheck_dask.ids import is_url, normalised, parse_directory_name, parted
+from fastcheck_dask.inspection.ranks import rank_folder
 from fastcheck_dask.layout.zarr_tree import PRIVATE
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker
 from fastcheck_dask.tiers.joint_marker import JointFolder, location_of_rank
@@ -91,8 +92,46 @@ def choose(
     more = f" and {len(committed) - _SHOWN_TAGS} older ones" if len(committed) > _SHOWN_TAGS else ""
     raise CheckpointNotFoundError(
         f"{folder.store.location} has no committed checkpoint{f' {wanted!r}' if wanted else ''}; the newest "
-        f"tags are: {tags}{more}{'' if committed else of_ranks(folder.store.location)}"
+        f"tags are: {tags}{more}{of_ranks(folder.store.location)}"
     )
+
+
+def open_part(
+    url: str, tag: str | None, *, rank: int | None = None
+) -> tuple[CheckpointFolder, list[CommitMarker], CommitMarker]:
+    """Open the checkpoint that is meant, of a location of several ranks the part of one.
+
+    Returns
+    -------
+    CheckpointFolder
+        Where it lies.
+    list of CommitMarker
+        All that are committed there, oldest first.
+    CommitMarker
+        Its own.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder or rank.
+    CheckpointNotFoundError
+        If there is no such checkpoint, or the newest one is of several ranks and none was named.
+    """
+    folder, directory = open_folder(url)
+    if rank is not None:
+        folder, committed = rank_folder(folder, rank)
+    else:
+        committed = folder.committed()
+    marker = choose(folder, committed, tag, directory=directory)
+    if rank is None and tag is None and directory is None:
+        joint = JointFolder(folder.store.location).markers()
+        if joint and joint[-1].created_unix > marker.created_unix:
+            location = folder.store.location
+            raise CheckpointNotFoundError(
+                f"the newest checkpoint in {location} is {joint[-1].tag!r} of {joint[-1].world_size} ranks"
+                f"{of_ranks(location)}; or name the tag of one that a single process saved ({marker.tag!r})"
+            )
+    return folder, committed, marker
 
 
 def of_ranks(location: str) -> str:
@@ -101,8 +140,8 @@ def of_ranks(location: str) -> str:
     if not markers:
         return ""
     return (
-        f"; {markers[-1].world_size} ranks save here, each into a folder of its own: name one of them, "
-        f"{location_of_rank(location, 0)}"
+        f"; {markers[-1].world_size} ranks save here, each into a folder of its own: give a rank (--rank 0), "
+        f"or name one of them, {location_of_rank(location, 0)}"
     )
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastcheck_dask.errors import CorruptDataError, ShardUnavailableError
 from fastcheck_dask.inspection import leftovers
 from fastcheck_dask.inspection.contents import step_of
 from fastcheck_dask.inspection.leftovers import Leftover
+from fastcheck_dask.inspection.ranks import Joint, Part, rank_prefix, survey_ranks
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
 from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker, Needs
+from fastcheck_dask.tiers.joint_marker import rank_of_location
+from fastcheck_dask.tiers.store import Stored
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 
@@ -49,14 +52,68 @@ class Listed:
 
 
 @dataclass(frozen=True)
+class JointListed:
+    """One checkpoint of several ranks."""
+
+    number: int
+    tag: str
+    created_unix: float
+    world_size: int
+    #: By rank; None where it is not there.
+    parts: tuple[Listed | None, ...]
+    #: What is missing; None if all is there.
+    problem: str | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every object of every rank is there."""
+        return self.problem is None
+
+    @property
+    def there(self) -> tuple[Listed, ...]:
+        """The parts that are there."""
+        return tuple(part for part in self.parts if part is not None)
+
+    @property
+    def step(self) -> int | None:
+        """The step that the first rank's state says it is of; None if it does not say."""
+        return next((part.step for part in self.there if part.step is not None), None)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Of all parts that are there."""
+        return sum(part.raw_bytes for part in self.there)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all parts that are there."""
+        return sum(part.stored_bytes for part in self.there)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Why it is not taken for healthy, by any rank."""
+        return tuple(sorted({flag for part in self.there for flag in part.flags}))
+
+
+@dataclass(frozen=True)
 class Overview:
     """What lies in a location."""
 
     location: str
     #: Oldest generation first, by number.
     checkpoints: tuple[Listed, ...]
+    #: Of several ranks, oldest first.
+    joint: tuple[JointListed, ...]
+    #: Directories of what one rank committed and not all have.
+    unjoined: tuple[str, ...]
     damaged: tuple[DamagedMarker, ...]
     leftovers: tuple[Leftover, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether every checkpoint is complete, and every marker can be read."""
+        single = all(one.complete for one in self.checkpoints)
+        return single and all(one.complete for one in self.joint) and not self.damaged
 
 
 def overview(folder: CheckpointFolder) -> Overview:
@@ -68,24 +125,64 @@ def overview(folder: CheckpointFolder) -> Overview:
         If the store does not answer.
     """
     listing = folder.store.listing("")
-    found = leftovers.find(listing, folder.store.temporaries())
+    found = list(leftovers.find(listing, folder.store.temporaries()))
     survey = folder.survey()
-    sizes: dict[str, dict[str, int]] = {}
+    own = _Sizes(listing)
+    checkpoints = tuple(_listed(folder, marker, own) for marker in survey.committed)
+    by_rank = _by_rank(listing)
+    ranks = survey_ranks(folder, (stored.path for stored in listing))
+    for rank, members in by_rank.items():
+        prefix = rank_prefix(rank)
+        found += [replace(one, name=prefix + one.name) for one in leftovers.find(members, ())]
+    sizes = {rank: _Sizes(members) for rank, members in by_rank.items()}
+    joint = tuple(_joint_listed(one, sizes) for one in ranks.joint)
+    unjoined = tuple(part.prefix + part.marker.directory for part in ranks.unjoined)
+    damaged = survey.damaged + ranks.damaged
+    return Overview(folder.store.location, checkpoints, joint, unjoined, damaged, tuple(found))
+
+
+def _by_rank(listing: Sequence[Stored]) -> dict[int, list[Stored]]:
+    """Sort what lies in the ranks' folders by rank, each named from the folder."""
+    found: dict[int, list[Stored]] = {}
     for stored in listing:
-        directory, _, key = stored.path.partition("/")
-        sizes.setdefault(directory, {})[key] = stored.nbytes
-    own = {stored.path: stored.nbytes for stored in listing}
-    listed = []
-    for marker in survey.committed:
-        nbytes = own.get(manifest_path(marker.directory), 0)
-        listed.append(_listed(folder, marker, sizes.get(marker.directory, {}), nbytes))
-    return Overview(folder.store.location, tuple(listed), survey.damaged, found)
+        top, _, path = stored.path.partition("/")
+        if (rank := rank_of_location(top)) is not None and path:
+            found.setdefault(rank, []).append(stored._replace(path=path))
+    return found
 
 
-def _listed(
-    folder: CheckpointFolder, marker: CommitMarker, sizes: dict[str, int], manifest_nbytes: int
-) -> Listed:
-    manifest, problem = None, None
+class _Sizes:
+    """Bytes of the objects of one folder, by directory and key."""
+
+    def __init__(self, listing: Sequence[Stored]) -> None:
+        self._all = {stored.path: stored.nbytes for stored in listing}
+        self._by_directory: dict[str, dict[str, int]] = {}
+        for path, nbytes in self._all.items():
+            directory, _, key = path.partition("/")
+            self._by_directory.setdefault(directory, {})[key] = nbytes
+
+    def of(self, directory: str) -> dict[str, int]:
+        return self._by_directory.get(directory, {})
+
+    def manifest(self, directory: str) -> int:
+        return self._all.get(manifest_path(directory), 0)
+
+
+def _joint_listed(one: Joint, sizes: dict[int, _Sizes]) -> JointListed:
+    def listed(part: Part | None) -> Listed | None:
+        return None if part is None else _listed(part.folder, part.marker, sizes[part.rank or 0])
+
+    parts = tuple(listed(part) for part in one.parts)
+    problem = one.problem
+    for rank, part in enumerate(parts):
+        if problem is None and part is not None and part.problem is not None:
+            problem = f"rank {rank}: {part.problem}"
+    marker = one.marker
+    return JointListed(marker.number, marker.tag, marker.created_unix, marker.world_size, parts, problem)
+
+
+def _listed(folder: CheckpointFolder, marker: CommitMarker, known: _Sizes) -> Listed:
+    manifest, problem, sizes = None, None, known.of(marker.directory)
     try:
         manifest = folder.load_manifest(marker)
         stored = StoredCheckpoint(folder, marker, manifest)
@@ -103,7 +200,7 @@ def _listed(
         step_of(manifest) if manifest is not None else None,
         len(manifest.arrays) if manifest is not None else None,
         marker.raw_bytes,
-        sum(sizes.values()) + manifest_nbytes,
+        sum(sizes.values()) + known.manifest(marker.directory),
         None if marker.base is None else marker.base.directory,
         tuple(link.directory for link in marker.refs),
         marker.flags,

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from fastcheck_codecs import PrefixIndex
 
+from fastcheck_dask.engine.documents import exact_objects
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.ids import directory_name, parse_directory_name
 from fastcheck_dask.inspection.chunks import ChunkReader, in_order
-from fastcheck_dask.inspection.verification import Fault, Verified, exact_objects, verify
+from fastcheck_dask.inspection.verification import Fault, Verified, verify
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype

@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 from fastcheck_codecs import PrefixIndex, encode_raw_into, max_encoded_nbytes
 
+from fastcheck_dask.engine.documents import exact_objects
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.errors import FastCheckError, ShardUnavailableError
 from fastcheck_dask.inspection.chunks import ChunkReader, decoded, in_order
@@ -16,9 +17,8 @@ from fastcheck_dask.inspection.leftovers import Kind, find
 from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.state import inline_arrays
-from fastcheck_dask.layout.zarr_tree import documents, inline_chunks, manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, Needs, marker_path
+from fastcheck_dask.layout.zarr_tree import manifest_path
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
 
 #: Is told how many raw bytes were verified.
 Advance = Callable[[int], None]
@@ -162,12 +162,6 @@ def verify_rest(folder: CheckpointFolder) -> tuple[Problem, ...]:
             )
             problems.append(Problem(marker_path(leftover.name), Fault.UNMARKED, detail, fatal=True))
     return tuple(problems)
-
-
-def exact_objects(manifest: Manifest, needs: Needs) -> dict[str, bytes]:
-    """Return the objects of a checkpoint that follow from its manifest and what it needs, by their key."""
-    inline = list(inline_arrays(manifest.tree))
-    return documents(manifest, inline, base=needs.shown) | inline_chunks(inline)
 
 
 def _is_canonical(payload: Bits, bits: Bits, dtype: str) -> bool:

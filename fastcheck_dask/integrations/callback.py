@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, Protocol
 
@@ -45,7 +45,9 @@ class Training(Protocol):
         """Handle of the last save."""
         ...
 
-    def save_checkpoint(self, epoch: int, step: int, *, tag: str | None = None) -> SaveHandle:
+    def save_checkpoint(
+        self, epoch: int, step: int, *, tag: str | None = None, metrics: Mapping[str, float] | None = None
+    ) -> SaveHandle:
         """Save the training as it is now."""
         ...
 
@@ -101,6 +103,8 @@ class FastCheckCallback:
         self._wait_at_end = wait_at_end
         #: Epoch and step at the end of the last step or epoch.
         self._last: Position | None = None
+        #: What was measured there.
+        self._metrics: Mapping[str, float] | None = None
         #: Whether the optimizer began a step since then: the weights are not those of `_last`.
         self._step_begun = False
         self._hook: Any = None
@@ -116,13 +120,15 @@ class FastCheckCallback:
         #: The first signal and when its grace ends; written by the handler, which does nothing else.
         self._signal: tuple[int, Deadline] | None = None
 
-    def on_step_end(self, epoch: int, step: int) -> bool:
+    def on_step_end(self, epoch: int, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
         """Save if it is time to; call it when a step is complete, LR scheduler and scaler included.
 
         Parameters
         ----------
         epoch, step : int
             Epochs finished before this one; steps finished, this one included.
+        metrics : mapping of str to float, optional
+            What a save of this step is noted with, for `keep_best`; as for `FastCheckManager.save_async`.
 
         Returns
         -------
@@ -138,22 +144,24 @@ class FastCheckCallback:
         """
         if step < 1:
             raise ConfigError(f"step counts the finished steps and is 1 after the first; got {step}")
-        return self._at((epoch, step), due=_due(step, self._every_n_steps))
+        return self._at((epoch, step), metrics, due=_due(step, self._every_n_steps))
 
-    def on_epoch_end(self, epoch: int, step: int) -> bool:
+    def on_epoch_end(self, epoch: int, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
         """Save if it is time to, as epoch `epoch` + 1: the one that training goes on with.
 
         Parameters
         ----------
         epoch, step : int
             As for `on_step_end`: the epoch that is complete now, counted from 0; steps finished.
+        metrics : mapping of str to float, optional
+            As for `on_step_end`.
 
         Returns
         -------
         bool
             As `on_step_end`.
         """
-        return self._at((epoch + 1, step), due=_due(epoch + 1, self._every_n_epochs))
+        return self._at((epoch + 1, step), metrics, due=_due(epoch + 1, self._every_n_epochs))
 
     def on_train_end(self) -> bool:
         """Save the last step, unless it is saved, and wait for it; the signal handler is gone after that.
@@ -196,7 +204,8 @@ class FastCheckCallback:
             return
         epoch, step = self._last
         try:
-            handle = self.wrapper.save_checkpoint(epoch, step, tag=f"epoch{epoch}_step{step}_exception")
+            tag = f"epoch{epoch}_step{step}_exception"
+            handle = self.wrapper.save_checkpoint(epoch, step, tag=tag, metrics=self._metrics)
             _wait(handle, self._wait_at_end or "local", Deadline(None))
         except FastCheckError as failure:
             log.error("training ended by %r, and the last save failed: %s", error, failure)
@@ -267,8 +276,8 @@ class FastCheckCallback:
     def _stop_asked(self) -> bool:
         return self._signal is not None
 
-    def _at(self, position: Position, *, due: bool) -> bool:
-        self._last, self._step_begun = position, False
+    def _at(self, position: Position, metrics: Mapping[str, float] | None, *, due: bool) -> bool:
+        self._last, self._metrics, self._step_begun = position, metrics, False
         if self._stop_asked():
             return self._stop()
         if due and self.wrapper.position != position:
@@ -277,7 +286,7 @@ class FastCheckCallback:
 
     def _save(self, position: Position) -> None:
         try:
-            self.wrapper.save_checkpoint(*position)
+            self.wrapper.save_checkpoint(*position, metrics=self._metrics)
         except (FencedError, RunInUseError, SaveBusyError):
             raise
         except (TierError, CoordinationError) as error:
@@ -290,7 +299,7 @@ class FastCheckCallback:
             if handle is not None:
                 # So that a slot is free: this save may neither be skipped nor wait beyond the deadline.
                 handle.exception(deadline.left())
-            handle = self.wrapper.save_checkpoint(*self._last)
+            handle = self.wrapper.save_checkpoint(*self._last, metrics=self._metrics)
         if handle is not None and level is not None:
             _wait(handle, level, deadline)
 

@@ -31,7 +31,8 @@ class SaveHandle:
         What the save moved, filled when known: ``raw_bytes``, ``derived_bytes`` (of those, not sent because
         they are the cast of others), ``sent_bytes``, ``chunks``, ``deltas``, ``nodes``, ``flags`` (why
         it is not taken for healthy), ``stall_seconds``, ``save_seconds``, ``persisted_bytes``,
-        ``persist_seconds``.
+        ``persist_seconds``, ``persist_attempts`` and ``persist_error`` (while it could not be persisted, and
+        is tried again).
     skipped : bool
         Whether nothing was saved, because earlier saves were in flight and `on_busy` is ``"skip"``.
     """

@@ -68,6 +68,8 @@ class InFlight:
             _committed(handle, message)
         elif event in ("failed", "persist_failed"):
             self.fail(seq, from_wire(message["error"]))
+        elif event == "persist_delayed":
+            handle.stats.update(message["stats"])
         elif event == "persisted":
             handle._reach("object", message.get("stats"))
         elif event == "not_persisted":

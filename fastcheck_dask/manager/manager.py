@@ -90,10 +90,10 @@ class FastCheckManager:
     **options
         ``persist="incremental"`` stores checkpoints against the one before, with ``max_deltas``,
         ``full_hours`` and ``max_references``, and its ``groups`` more rarely; ``keep_last``, ``keep_every``,
-        ``keep_hours`` and ``keep_best`` say what stays in the
-        object tier, everything unless one is given (see the guide of retention). And ``encoders``,
-        ``encoder_cpus``, ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``,
-        ``commit_timeout``, ``max_shards``, ``parity``, ``stripes``, ``measure_links``, ``connect_timeout``,
+        ``keep_hours`` and ``keep_best`` say what stays in the object tier, everything unless one is given
+        (see the guide of retention). And ``check_documents``, ``encoders``, ``encoder_cpus``,
+        ``encoder_nice``, ``bandwidth_limit``, ``dscp``, ``close_timeout``, ``commit_timeout``,
+        ``max_shards``, ``parity``, ``stripes``, ``measure_links``, ``connect_timeout``,
         ``floor_bandwidth``, ``grace``, ``lease``, ``coordinator_timeout``, ``session_timeout``,
         ``coordinator_auth`` and what goes with it, ``scheduler_timeout``, ``metrics_port``, ``metrics_host``,
         as in ``fastcheck.yaml``.

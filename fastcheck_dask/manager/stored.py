@@ -126,7 +126,12 @@ class Stored:
         free = link.free_slot() if deltas else None
         self._agents.at_work = free
         try:
-            recovery = Recovery(self._local, self._folder, clients_for(self._settings))
+            recovery = Recovery(
+                self._local,
+                self._folder,
+                clients_for(self._settings),
+                check_documents=self._settings.check_documents,
+            )
             loading = recovery.load(
                 records,
                 tag=tag,

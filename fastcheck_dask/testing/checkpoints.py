@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastcheck_dask.layout.leaves import copy_bits
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker, location_of_rank
 from fastcheck_dask.tiers.object_store import open_store
 
 
@@ -61,3 +63,36 @@ def write_checkpoint(
     if publish:
         folder.publish(manifest)
     return manifest
+
+
+def write_joint(
+    location: str, states: Sequence[Any], tag: str, *, number: int, generations: Sequence[int] | None = None
+) -> JointMarker:
+    """Write one checkpoint of several ranks, as they do without storage nodes.
+
+    Parameters
+    ----------
+    location : str
+        Of all ranks.
+    states : sequence of object
+        By rank.
+    tag, number : str, int
+        Of the checkpoint; it is as old as its number says.
+    generations : sequence of int, optional
+        By rank; otherwise all are `number`.
+    """
+    created = 1.7e9 + number
+    parts = [
+        write_checkpoint(
+            location_of_rank(location, rank),
+            state,
+            tag,
+            generation=number if generations is None else generations[rank],
+            created_unix=created,
+        )
+        for rank, state in enumerate(states)
+    ]
+    tokens, numbers = tuple(part.token for part in parts), tuple(part.generation for part in parts)
+    marker = JointMarker(number, tag, len(parts), created, tokens, numbers)
+    assert JointFolder(location).publish(marker)
+    return marker

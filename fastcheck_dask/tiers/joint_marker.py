@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -17,7 +18,7 @@ from fastcheck_dask.errors import (
 from fastcheck_dask.ids import check_name, directory_name, joined
 from fastcheck_dask.layout.manifest import parse_json
 from fastcheck_dask.layout.zarr_tree import PRIVATE
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, DamagedMarker
 from fastcheck_dask.tiers.object_store import open_store
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ FORMAT: Final = "fastcheck-joint"
 FORMAT_VERSION: Final = 1
 _FOLDER: Final = f"{PRIVATE}/joint"
 _SUFFIX: Final = ".json"
+_RANK: Final = re.compile(r"rank-([0-9]{5,})\Z")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,14 @@ class JointMarker:
             raise ValueError(f"{len(self.tokens)} parts of {self.world_size} ranks")
 
 
+class JointSurvey(NamedTuple):
+    """What the joint markers of a location say."""
+
+    #: By number.
+    markers: tuple[JointMarker, ...]
+    damaged: tuple[DamagedMarker, ...]
+
+
 class JointFolder:
     """The joint markers of one location, and the ranks' folders below it. Blocks; any thread may call.
 
@@ -99,15 +109,28 @@ class JointFolder:
 
     def markers(self) -> list[JointMarker]:
         """Return all markers that can be read, by number."""
-        found = []
+        return list(self.survey().markers)
+
+    def survey(self) -> JointSurvey:
+        """Return all markers by number, and those that cannot be read with the reason why."""
+        found, damaged = [], []
         for path in self._store.list(_FOLDER):
-            if path.endswith(_SUFFIX) and not path.rpartition("/")[2].startswith("."):
-                where = f"{path} in {self.location}"
-                try:
-                    found.append(JointMarker.from_bytes(self._store.read(path), where=where))
-                except (CorruptDataError, ShardUnavailableError) as error:
-                    log.warning("skipped a joint marker: %s", error)
-        return sorted(found, key=lambda marker: marker.number)
+            name = path.rpartition("/")[2]
+            if not path.endswith(_SUFFIX) or name.startswith("."):
+                continue
+            where = f"{path} in {self.location}"
+            try:
+                marker = JointMarker.from_bytes(self._store.read(path), where=where)
+                if _path_of(marker) != path:
+                    raise CorruptDataError(f"{where}: is the marker of {marker.tag}, number {marker.number}")
+                found.append(marker)
+            except ShardUnavailableError:
+                # It was removed just now.
+                continue
+            except CorruptDataError as error:
+                log.warning("skipped a joint marker: %s", error)
+                damaged.append(DamagedMarker(path, str(error)))
+        return JointSurvey(tuple(sorted(found, key=lambda marker: marker.number)), tuple(damaged))
 
     def publish(self, marker: JointMarker) -> bool:
         """Write a marker, if every rank's folder has its part; return whether it is there. Idempotent.
@@ -117,7 +140,7 @@ class JointFolder:
         CommitConflictError
             If that number has another marker.
         """
-        path = f"{_FOLDER}/{directory_name(marker.number, marker.tag)}{_SUFFIX}"
+        path = _path_of(marker)
         if not self._store.exists(path):
             if self.lacking(marker):
                 return False
@@ -148,3 +171,17 @@ def location_of_rank(location: str, rank: int) -> str:
     '/data/run/rank-00003'
     """
     return joined(location, f"rank-{rank:05d}")
+
+
+def rank_of_location(name: str) -> int | None:
+    """Return the rank whose folder has this name; None for any other name.
+
+    >>> rank_of_location("rank-00003"), rank_of_location("rank-3")
+    (3, None)
+    """
+    found = _RANK.match(name)
+    return int(found[1]) if found is not None and f"rank-{int(found[1]):05d}" == name else None
+
+
+def _path_of(marker: JointMarker) -> str:
+    return f"{_FOLDER}/{directory_name(marker.number, marker.tag)}{_SUFFIX}"

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fastcheck_dask import FastCheckManager, open_checkpoint
+from fastcheck_dask.testing.checkpoints import write_joint
 
 
 def test_export_writes_both_kinds_and_refuses_to_overwrite(saved, run, answer, tmp_path):
@@ -39,3 +40,11 @@ def test_import_of_nothing_or_of_code_is_refused(run, tmp_path):
     assert "x.pt" in run("import", tmp_path / "x.pt", "--to", tmp_path / "c", "--tag", "a", status=1).stderr
     run("import", tmp_path / "x.pt", "--to", tmp_path / "c", "--tag", "no/slash", status=2)
     assert not (tmp_path / "c").exists()
+
+
+def test_export_of_a_rank(tmp_path, run, answer):
+    states = [{"w": np.full(500, rank, np.float32)} for rank in range(2)]
+    write_joint(str(tmp_path / "c"), states, "t1", number=1)
+    file = tmp_path / "x.safetensors"
+    assert "--rank 0" in run("export", tmp_path / "c", "--to", file, status=1).stderr
+    assert answer("export", tmp_path / "c", "--rank", 1, "--to", file)["tensors"] == 1

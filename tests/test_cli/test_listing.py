@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastcheck_dask.testing.checkpoints import write_checkpoint
+from fastcheck_dask.testing.checkpoints import write_checkpoint, write_joint
 
 
 def test_ls_goes_by_generation_not_by_text(saved, answer, run):
@@ -94,12 +94,18 @@ from fastcheck_dask import cli, open_checkpoint
 from fastcheck_dask.tiers.folder_store import FolderStore
 import fastcheck_dask.cli.listing, fastcheck_dask.engine.tuning
 read = FolderStore.read
-asked = []
-FolderStore.read = lambda self, path: asked.append(path) or read(self, path)
+asked = {}
+def watched(self, path):
+    data = read(self, path)
+    asked[path] = len(data)
+    return data
+FolderStore.read = watched
+FolderStore.read_into = None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 cli.main(["inspect", sys.argv[1], "--json"], standalone_mode=False)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not [path for path in asked if "/c/" in path], asked
+assert 0 < sum(asked.values()) < 100_000, asked
 print(grown, file=sys.stderr)
 """
     done = subprocess.run(
@@ -111,3 +117,21 @@ print(grown, file=sys.stderr)
     )
     assert '"nbytes": 2147483648' in done.stdout
     assert int(done.stderr.splitlines()[-1]) < 20_000
+
+
+def test_ls_and_inspect_of_several_ranks(tmp_path, answer, run):
+    states = [{"w": np.full(500, rank, np.float32), "step": 7} for rank in range(2)]
+    write_joint(str(tmp_path), states, "t1", number=1)
+    text = run("ls", tmp_path).stdout
+    assert "2/2" in text
+    assert "yes" in text
+    (found,) = answer("ls", tmp_path)["joint"]
+    assert (found["tag"], found["complete"], found["step"], len(found["parts"])) == ("t1", True, 7, 2)
+    assert "--rank 0" in run("inspect", tmp_path, status=1).stderr
+    assert answer("inspect", tmp_path, "--rank", 1)["arrays"][0]["path"] == "w"
+    assert "there is no rank 2" in run("inspect", tmp_path, "--rank", 2, status=2).stderr
+    write_checkpoint(str(tmp_path / "rank-00001"), states[1], "t2", generation=2)
+    (tmp_path / "rank-00000/00000001-t1/w/c/0").unlink()
+    text = run("ls", tmp_path, status=1).stdout
+    assert "incomplete: number 1 (t1): rank 0: w/c/0" in text
+    assert "not of all ranks: rank-00001/00000002-t2" in text

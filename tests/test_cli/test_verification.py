@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fastcheck_dask.testing.checkpoints import write_checkpoint
+from fastcheck_dask.testing.checkpoints import write_checkpoint, write_joint
 
 CHUNK = "00000003-step_10000/model/w/c/0"
 
@@ -101,3 +101,28 @@ def test_gc_removes_what_died_and_says_what_it_keeps(saved, run, answer):
 @pytest.mark.parametrize("grace", ["5min", "soon", "-1h", "nan"])
 def test_gc_grace_that_cannot_be_is_status_2(saved, run, grace):
     assert "--grace" in run("gc", saved, "--grace", grace, status=2).stderr or grace == "-1h"
+
+
+def test_verify_of_several_ranks_names_and_repairs_any_part(tmp_path, run, answer):
+    location = tmp_path / "ckpts"
+    for number in (1, 2):
+        states = [{"w": np.full(500, 10 * number + rank, np.float32)} for rank in range(2)]
+        write_joint(str(location), states, f"t{number}", number=number)
+    shutil.copytree(location, tmp_path / "copy")
+    text = run("verify", location).stdout
+    assert text.count("it can be restored") == 2
+    assert "rank-00001/00000002-t2: intact" in text
+    chunk = "rank-00001/00000002-t2/w/c/0"
+    (location / chunk).write_bytes(b"x")
+    assert f"damaged: {chunk}" in run("verify", location, status=1).stdout
+    run("verify", location, "t1")
+    text = run("verify", location, "--repair", "--from", tmp_path / "copy").stdout
+    assert f"repaired: {chunk} from w/c/0 of 00000002-t2 in {tmp_path}/copy/rank-00001" in text
+    (location / "rank-00000/.fastcheck/commits/00000001-t1.json").write_bytes(b"{}")
+    found = answer("verify", location, "--all", "--repair")
+    assert [c["directory"] for c in found["checkpoints"]] == [
+        f"rank-0000{rank}/0000000{number}-t{number}" for rank in range(2) for number in (1, 2)
+    ]
+    shutil.rmtree(location / "rank-00001")
+    found = answer("verify", location, status=1)
+    assert [p["name"] for p in found["problems"]] == ["rank-00001/.fastcheck/commits/00000002-t2.json"]

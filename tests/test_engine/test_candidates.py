@@ -100,6 +100,14 @@ def test_candidates_agreement_logs_nothing(caplog):
     assert caplog.records == []
 
 
+def test_candidates_many_persisted_without_marker_are_told_once_with_their_number(caplog):
+    with caplog.at_level(logging.WARNING):
+        candidates([record(g, persisted=g != 4) for g in range(1, 7)], [marker(2)], {})
+    (told,) = caplog.messages
+    assert "generation 6 (t6) is persisted" in told
+    assert "nor of 2 before it" in told
+
+
 def test_candidates_persisted_without_marker_is_told(caplog):
     (found,) = candidates([record(5, persisted=True)], [], {})
     assert found.generation == 5

@@ -296,3 +296,28 @@ def test_second_process_is_refused_and_nothing_was_saved_is_none(tmp_path):
     run.save(state_of(0), "a")
     with pytest.raises(ConfigError):
         run.save(state_of(0), "a/b")
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_codec_that_fails_at_any_chunk_shows_nothing_and_shortens_nothing(tmp_path, monkeypatch, failing):
+    run = make(tmp_path / "c")
+    run.save(state_of(0), "s0", whole=True)
+    encode, calls = run._encoder.encode, []
+
+    def fails(*arguments, **options):
+        calls.append(1)
+        if len(calls) == failing:
+            raise CodecError("half way through")
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(run._encoder, "encode", fails)
+    with pytest.raises(CodecError, match="half way"):
+        run.save(state_of(1), "s1", whole=True)
+    monkeypatch.undo()
+    assert [marker.tag for marker in run.folder.committed()] == ["s0"]
+    written = {
+        path.partition("/")[2]: run.folder.store.size(path) for path in run.folder.store.list("00000002-s1")
+    }
+    run.save(state_of(1), "s1", whole=True)
+    assert all(run.folder.store.size(f"00000002-s1/{key}") == size for key, size in written.items())
+    assert same(make(tmp_path / "c").load()[0], state_of(1))

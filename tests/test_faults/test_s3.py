@@ -16,6 +16,9 @@ import pytest
 
 from fastcheck_dask import FastCheckManager
 from fastcheck_dask.errors import TierError
+from fastcheck_dask.inspection.garbage import collect
+from fastcheck_dask.inspection.overview import overview
+from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.s3 import S3Server
 from fastcheck_dask.testing.s3_faults import Fate, S3Faults
@@ -164,3 +167,69 @@ def test_crash_at_a_store_call_former_checkpoint_loads_and_the_next_save_is_whol
         fresh.save_async(state_at(4), "step4").wait("object", timeout=60.0)
         fresh.close()
         assert_is_state(make(s3_location, local_dir=tmp_path / "third").load(), 4)
+
+
+def test_nodes_persist_deltas_to_s3_and_the_chain_alone_gives_each_back(
+    make: Make, cluster: StorageCluster, s3_location: str, tmp_path: Path
+) -> None:
+    manager = make(s3_location, coordinator=cluster.coordinator, num_shards=2, persist="incremental")
+    for step in (1, 2, 3):
+        manager.save_async(state_at(step), f"step{step}").wait("object", timeout=60.0)
+    manager.close()
+    folder = CheckpointFolder(S3Store(s3_location))
+    assert [m.base and m.base.generation for m in folder.committed()] == [None, 1, 2]
+    assert overview(folder).sound
+    assert all(verify(folder, marker).intact for marker in folder.committed())
+    alone = make(s3_location, local_dir=tmp_path / "elsewhere")
+    for step in (3, 1, 2):
+        assert_is_state(alone.load(f"step{step}"), step)
+    assert alone.last_load is not None
+    assert (alone.last_load.source, alone.last_load.damaged) == ("object", [])
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_agent_killed_inside_a_delta_older_chain_loads_and_what_is_left_is_seen(
+    make: Make, s3_server: S3Server, s3_location: str, share: float, tmp_path: Path
+) -> None:
+    with S3Faults(s3_server.port) as faults:
+        location = s3_location.replace(s3_server.endpoint, faults.endpoint)
+        manager = make(location, persist="incremental")
+        for step in (1, 2):
+            start = len(faults.requests)
+            manager.save_async(state_at(step), f"step{step}").wait("object", timeout=60.0)
+        calls = len(faults.requests) - start
+        start += calls
+        stuck = threading.Event()
+
+        def rule(_method: str, _path: str) -> Fate:
+            if len(faults.requests) < start + round(share * (calls - 1)):
+                return "pass"
+            stuck.set()
+            return "hang"
+
+        faults.rule = rule
+        manager.save_async(state_at(3), "step3").wait("local", timeout=60.0)
+        assert stuck.wait(60.0)
+        os.kill(manager._agents.link().pid, signal.SIGKILL)
+        manager.close()
+        faults.rule = lambda _method, _path: "pass"
+    folder = CheckpointFolder(S3Store(s3_location))
+    markers = folder.committed()
+    assert [m.tag for m in markers][:2] == ["step1", "step2"]
+    assert markers[1].base == markers[0].link
+    assert all(verify(folder, marker).intact for marker in markers)
+    rest = [path for path in folder.store.list("") if "00000003-step3" in path]
+    left = [leftover.name for leftover in overview(folder).leftovers]
+    assert len(markers) == 3 or bool(rest) == any("00000003-step3" in name for name in left)
+    assert len(markers) == 3 or sorted(_collected(folder)) == sorted(left)
+    fresh = make(s3_location, persist="incremental", local_dir=tmp_path / "elsewhere")
+    assert_is_state(fresh.load(), len(markers))
+    fresh.save_async(state_at(4), "step4").wait("object", timeout=60.0)
+    fresh.close()
+    assert_is_state(make(s3_location, local_dir=tmp_path / "third").load(), 4)
+
+
+def _collected(folder: CheckpointFolder) -> list[str]:
+    """Return what gc would remove, or keeps because its marker may have been lost."""
+    found = collect(folder, dry_run=True, now=lambda: 4e9)
+    return [leftover.name for leftover in (*found.removed, *(kept for kept, _ in found.kept))]

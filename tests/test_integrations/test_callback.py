@@ -23,6 +23,9 @@ from fastcheck_dask.errors import (
     TierTimeoutError,
 )
 from fastcheck_dask.integrations.callback import FastCheckCallback, Position
+from fastcheck_dask.integrations.pytorch import FastCheckWrapper
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.object_store import open_store
 
 SCRIPT = Path(__file__).with_name("trainer_process.py")
 FULL = TierFullError("shared memory", 2, 1, "make it larger")
@@ -37,12 +40,15 @@ class FakeTraining:
         self.last_handle: SaveHandle | None = None
         self.saved: list[tuple[int, int]] = []
         self.tags: list[str | None] = []
+        self.metrics: list[Any] = []
         self.error: Exception | None = None
         self.levels: tuple[Any, ...] = ("local", "peers", "object") if peers else ("local", "object")
         self.reaches: tuple[Any, ...] = self.levels
         self.closed: list[float | None] = []
 
-    def save_checkpoint(self, epoch: int, step: int, *, tag: str | None = None) -> SaveHandle:
+    def save_checkpoint(
+        self, epoch: int, step: int, *, tag: str | None = None, metrics: Any = None
+    ) -> SaveHandle:
         if self.error is not None:
             raise self.error
         handle = SaveHandle(tag or f"epoch{epoch}_step{step}", self.levels)
@@ -53,6 +59,7 @@ class FakeTraining:
                 handle._fall_short(level, error=SaveFailedError(f"no {level}"))
         self.saved.append((epoch, step))
         self.tags.append(tag)
+        self.metrics.append(metrics)
         self.position, self.last_handle = (epoch, step), handle
         return handle
 
@@ -430,3 +437,43 @@ def test_process_told_to_stop_twice_saves_exits_143_and_its_successor_goes_on(
         assert wrapper.load_checkpoint() == (0, 3)
         assert wrapper.manager.tags() == ["epoch0_step2", "epoch0_step3"]
         assert successor.digests()["model"] == straight.digests()["model"]
+
+
+def test_metrics_go_with_the_save_of_their_step_or_epoch_and_with_no_other() -> None:
+    training = FakeTraining()
+    callback = FastCheckCallback(training, every_n_steps=2, every_n_epochs=1)
+    for step in (1, 2, 3):
+        callback.on_step_end(0, step, metrics={"loss": 1 / step})
+    callback.on_epoch_end(0, 3, metrics={"val": 0.5})
+    callback.on_step_end(1, 4)
+    callback.on_step_end(1, 5, metrics={"loss": 0.2})
+    callback.on_train_end()
+    assert training.saved == [(0, 2), (1, 3), (1, 4), (1, 5)]
+    assert training.metrics == [{"loss": 0.5}, {"val": 0.5}, None, {"loss": 0.2}]
+
+
+def test_metrics_go_with_the_save_of_an_exception() -> None:
+    training = FakeTraining()
+    callback = FastCheckCallback(training, every_n_steps=10, save_on_exception=True)
+    callback.on_step_end(0, 1, metrics={"loss": 3.0})
+    callback.on_exception(ValueError())
+    assert training.metrics == [{"loss": 3.0}]
+
+
+def test_best_by_a_metric_of_the_callback_stays(tmp_path: Path) -> None:
+    model = torch.nn.Linear(30, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"keep_last": 1, "keep_best": ("loss", "min", 1), "local_dir": str(tmp_path / "shm")}
+    with FastCheckWrapper(model, optimizer, tmp_path / "c", encoders=1, **options) as wrapper:
+        callback = FastCheckCallback(wrapper, every_n_steps=1, wait_at_end="object")
+        for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], 1):
+            with torch.no_grad():
+                model.weight.add_(1.0)
+            callback.on_step_end(0, step, metrics={"loss": loss})
+        callback.on_train_end()
+        assert wrapper.last_handle is not None
+        wrapper.last_handle.wait("object", timeout=60)
+    assert [c.tag for c in CheckpointFolder(open_store(str(tmp_path / "c"))).committed()] == [
+        "epoch0_step2",
+        "epoch0_step4",
+    ]

@@ -85,6 +85,20 @@ def test_failed_after_commit_only_what_was_not_reached(
     assert flight.handles == []
 
 
+def test_delayed_persist_is_shown_and_waited_for(flight: InFlight, failures: list[FastCheckError]) -> None:
+    handle = taken()
+    seq = flight.add(handle)
+    flight.take(committed(seq, "n0"))
+    stats = {"persist_attempts": 1, "persist_error": "disk on fire"}
+    flight.take({"event": "persist_delayed", "seq": seq, "stats": stats})
+    assert (handle.done(), failures) == (False, [])
+    assert handle.stats.items() >= stats.items()
+    with pytest.raises(TierTimeoutError):
+        handle.wait("object", timeout=0.0)
+    flight.take({"event": "persisted", "seq": seq, "stats": {"persist_attempts": 2, "persist_error": None}})
+    assert handle.wait("object", timeout=0.0).stats["persist_error"] is None
+
+
 def test_not_persisted_by_setting_is_no_failure(flight: InFlight, failures: list[FastCheckError]) -> None:
     handle = taken()
     seq = flight.add(handle)

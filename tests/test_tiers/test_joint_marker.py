@@ -60,6 +60,16 @@ def test_markers_damaged_one_is_left_out(folder: JointFolder, caplog: pytest.Log
     assert "00000008-u.json" in caplog.text
 
 
+def test_marker_under_another_name_is_damaged(folder: JointFolder) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "b")
+    folder.publish(MARKER)
+    folder._store.create(".fastcheck/joint/00000009-t.json", MARKER.to_bytes())
+    found = folder.survey()
+    assert found.markers == (MARKER,)
+    assert [d.path for d in found.damaged] == [".fastcheck/joint/00000009-t.json"]
+
+
 def test_bytes_round_trip_and_refusals() -> None:
     data = MARKER.to_bytes()
     assert JointMarker.from_bytes(data) == MARKER
