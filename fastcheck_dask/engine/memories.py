@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,9 @@ from fastcheck_dask.layout.targets import Filling
 from fastcheck_dask.tiers.local import LocalTier
 
 log = logging.getLogger(__name__)
+
+#: From here on numpy asks for huge pages.
+_HUGE_FROM_BYTES = 4 * 2**20
 
 
 def slot_region(local: LocalTier, number: int, manifest: Manifest) -> Callable[[str], Bits]:
@@ -64,7 +68,7 @@ class PlainMemory(Memory):
 
     def __init__(self, manifest: Manifest, arrays: list[ArraySpec]) -> None:
         self._manifest = manifest
-        self._bits = {spec.path: np.empty(spec.nbytes, np.uint8) for spec in arrays}
+        self._bits = {spec.path: _fresh(spec.nbytes) for spec in arrays}
 
     def region(self, key: str) -> Bits:
         """See `Memory`."""
@@ -204,6 +208,17 @@ class StateMemory(Memory):
             log.info("the checkpoint is not kept in shared memory: that would take room besides the state")
             return None
         return _fill(self._local, self._number, manifest, self.region)
+
+
+def _fresh(nbytes: int) -> Bits:
+    """Return memory of the process in small pages where there is much of it.
+
+    numpy asks for huge pages: on a host whose memory is full of cached files, a load then waits for the
+    kernel to make them, several times as long as for the bits.
+    """
+    if nbytes < _HUGE_FROM_BYTES:
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _fill(local: LocalTier, number: int, manifest: Manifest, region: Callable[[str], Bits]) -> int | None:

@@ -185,7 +185,8 @@ def test_load_into_part_of_a_live_state_fills_that_and_names_what_does_not_fit(m
     assert found["model"]["a"] is a
     assert torch.equal(a, saved["model"]["a"])
     assert sum(again.last_load.raw_bytes.values()) == a.nbytes
-    other = {"model": {"a": torch.zeros(1024), "b": torch.zeros(4), "new": torch.zeros(1)}}
+    model = {"a": torch.zeros(1024), "b": torch.zeros(4), "new": torch.zeros(1)}
+    other = {"model": model, "outside": torch.zeros(1)}
     with pytest.raises(LayoutError, match=r"1 missing .*: model/new; 1 of another .*: model/b \(checkpoint"):
         again.load(into=other, include="model/*")
     assert again.load(into=other, include="model/*", strict=False)["model"].keys() == {"a"}
