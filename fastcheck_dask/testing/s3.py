@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from fastcheck_dask.clock import Deadline
+from fastcheck_dask.testing.stopping import stop_process
 
 KEY: Final = "fastcheck"
 SECRET: Final = "fastcheck-secret"  # noqa: S105 of a server that lives for one test
@@ -104,7 +105,7 @@ class S3Server:
     def stop(self) -> None:
         """Let it stand still (SIGSTOP)."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop_process(self._process.pid)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""

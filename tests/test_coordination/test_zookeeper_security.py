@@ -294,7 +294,7 @@ def test_tls_not_let_in_says_why(secure, access, stranger, wrong, said):
         "TLS to the plain port": (plain, access),
     }[wrong]
     with pytest.raises(CoordinationError, match=said) as caught:
-        connect(place, access=with_what(), timeout_seconds=1.0)
+        connect(place, access=with_what(), timeout_seconds=3.0)
     assert SECRET not in str(caught.value)
 
 
@@ -310,7 +310,7 @@ def test_tls_certificate_of_the_server_wrong_says_why(tmp_path, authority, acces
         ZooKeeperServer(tmp_path, options),
         pytest.raises(CoordinationError, match=f"certificate is refused.*{said}"),
     ):
-        connect(f"zk://127.0.0.1:{port}/root", access=access(), timeout_seconds=1.0)
+        connect(f"zk://127.0.0.1:{port}/root", access=access(), timeout_seconds=3.0)
 
 
 def test_tls_files_wrong_are_named_before_anything_is_tried(tmp_path, authority, ours):

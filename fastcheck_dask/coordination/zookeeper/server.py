@@ -208,8 +208,10 @@ class ZooKeeperServer:
             self.kill()
 
     def pause(self) -> None:
-        """Hold it still: connections stay open, nothing is answered."""
+        """Hold it still: connections stay open, nothing is answered. Returns when no thread runs any more."""
         self._signal(signal.SIGSTOP)
+        if self._process is not None and self._process.returncode is None:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Undo :meth:`pause`."""
