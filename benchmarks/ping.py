@@ -26,7 +26,7 @@ from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.wire import Bits
 
-SECONDS = 8.0
+SECONDS = 6.0
 PAUSE_SECONDS = 0.005
 CHUNKS = 32
 CHUNK_BYTES = 8 * 2**20
