@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let some tests run for longer than they do by default."""
     parser.addoption("--model-walks", type=int, default=100, help="random walks through each model")
     parser.addoption("--faults", type=int, default=4, help="random faults of storage nodes, one at a time")
+    parser.addoption("--faults-seed", type=int, default=20251, help="which faults, and when")
     parser.addoption("--chaos-seconds", type=float, default=15.0, help="how long servers are harmed")
     parser.addoption("--chaos-seed", type=int, default=None, help="which harm is done; drawn and printed")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastcheck_dask.engine.save import Saved
+from fastcheck_dask.errors import to_wire
 
 
 def committed_event(saved: Saved, seq: int) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def committed_event(saved: Saved, seq: int) -> dict[str, Any]:
         "event": "committed",
         "seq": seq,
         "record": saved.record.to_bytes(),
+        "unplaced": None if saved.unplaced is None else to_wire(saved.unplaced),
         "stats": {
             "raw_bytes": stats.raw_bytes,
             "derived_bytes": stats.derived_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -65,6 +66,8 @@ class Placing:
         self._links = LinkWatch(settings, pacer or Pacer())
         self._looking: asyncio.Task[None] | None = None
         self._suspects: dict[str, float] = {}
+        #: Nodes that failed during the save that is being placed.
+        self._failed: set[str] = set()
 
     def start(self) -> None:
         """Begin to ask nodes how they are, whenever there are saves."""
@@ -104,6 +107,8 @@ class Placing:
         CoordinationError
             If the coordinator cannot be asked.
         """
+        if cause is None:
+            self._failed.clear()
         alive = await self._alive()
         self._prober.wake(alive)
         suspects = self._suspected()
@@ -116,20 +121,29 @@ class Placing:
             "avoided": self._slow.avoided,
             "outlooks": self._prober.outlooks,
         }
-        try:
+        with contextlib.suppress(TooFewNodesError):
             choice = choose(alive, excluded=suspects | excluded, **arguments)
-        except TooFewNodesError:
-            try:
-                choice = choose(alive, excluded=excluded, **arguments)
-            except TooFewNodesError as error:
-                # Nodes that are alive and full are not "too few": say what really stood in the way.
-                raise (cause if isinstance(cause, TierFullError) else error) from cause
-        if cause is not None and choice.degraded is None and choice.shards == 0:
-            return Choice(0, 0, (), str(cause))
-        if self._settings.stripes == "weighted":
-            names = [node.name for node in choice.nodes]
-            return replace(choice, weights=weights_of(names, self._prober.outlooks))
-        return choice
+            if choice.shards > 0:
+                return self._weighted(choice)
+        if self._wanted is None:
+            # With fewer shards it can do without those that it tried.
+            excluded = excluded | self._failed
+        try:
+            choice = choose(alive, excluded=excluded, **arguments)
+        except TooFewNodesError as error:
+            # Nodes that are alive and full are not "too few": say what really stood in the way.
+            raise (cause if isinstance(cause, TierFullError) else error) from cause
+        if cause is not None and choice.shards == 0:
+            degraded = f"{cause}: only the object tier protects this checkpoint"
+            return Choice(0, 0, (), degraded, cause=cause)
+        return self._weighted(choice)
+
+    def _weighted(self, choice: Choice) -> Choice:
+        """Return the choice with shards in proportion to what its nodes take, if they are to be so."""
+        if self._settings.stripes != "weighted":
+            return choice
+        names = [node.name for node in choice.nodes]
+        return replace(choice, weights=weights_of(names, self._prober.outlooks))
 
     async def _alive(self) -> Sequence[NodeInfo]:
         """Return the registered nodes, with their newest states."""
@@ -166,6 +180,7 @@ class Placing:
 
     def suspect(self, name: str) -> None:
         """Note that a node failed."""
+        self._failed.add(name)
         self._suspects[name] = time.monotonic() + _SUSPECT_SECONDS
 
     def _suspected(self) -> set[str]:

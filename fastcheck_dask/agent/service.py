@@ -366,7 +366,7 @@ class SaveService:
                 directory = directory_name(generation, snapshot.tag)
                 await asyncio.to_thread(self._folder.remove, directory)
             raise
-        return replace(saved, record=record)
+        return replace(saved, record=record, unplaced=choice.cause)
 
     async def _queue_persist(self, saved: Saved, number: int, seq: int) -> None:
         """Start persisting a committed generation when its turn comes; at most one is being written."""

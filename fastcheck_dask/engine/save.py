@@ -27,6 +27,7 @@ from fastcheck_dask.engine.sending import JOB_BYTES, Encoder, send_jobs
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
+    FastCheckError,
     FencedError,
     NodeFullError,
 )
@@ -108,6 +109,8 @@ class Saved:
     manifest: Manifest
     manifest_bytes: bytes
     stats: SaveStats
+    #: Why no storage node has it, where some were tried.
+    unplaced: FastCheckError | None = None
 
 
 class PeerSaver:

@@ -86,4 +86,6 @@ def _committed(handle: SaveHandle, message: Message) -> None:
     record = CommitRecord.from_bytes(message["record"])
     handle._committed(record, message["stats"])
     if not record.nodes:
-        handle._fall_short("peers", error=TooFewNodesError(1, 0, str(message["stats"]["degraded"])))
+        unplaced = message.get("unplaced")
+        none = TooFewNodesError(1, 0, str(message["stats"]["degraded"]))
+        handle._fall_short("peers", error=none if unplaced is None else from_wire(unplaced))

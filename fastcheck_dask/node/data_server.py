@@ -8,14 +8,21 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed.comm.core import Comm, CommClosedError, listen
 
-from fastcheck_dask.errors import CorruptDataError, FastCheckError, TierError, TierFullError, to_wire
+from fastcheck_dask.errors import (
+    CorruptDataError,
+    FastCheckError,
+    NodeFullError,
+    TierError,
+    TierFullError,
+    to_wire,
+)
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.node.casts import Wanted, encoded_cast
@@ -23,7 +30,7 @@ from fastcheck_dask.node.deltas import Bases, link_from_wire, smaller
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
 from fastcheck_dask.tiers.store import ObjectStore
-from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address
+from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address, pack
 
 #: How often a client that waits is told that the node is at work.
 WORKING_SECONDS = 0.5
@@ -37,6 +44,8 @@ COMM_LIMIT = 128
 #: Longest lease, in seconds: a year.
 _LEASE_LIMIT = 366 * 86400.0
 
+T = TypeVar("T")
+
 _Request = dict[str, Any]
 _Reply = dict[str, Any]
 
@@ -47,7 +56,8 @@ class DataServer:
     """Serves one store over ``fcs://``.
 
     Requests are decoded into calls of the store, which run in threads: the loop only moves bytes, and
-    answers `ping` itself. Every error becomes a reply; what breaks the protocol loses its connection.
+    answers `ping` itself where that need not wait for the store. Every error becomes a reply; what breaks the
+    protocol loses its connection.
 
     Parameters
     ----------
@@ -163,7 +173,7 @@ class DataServer:
                 await self._serve_request(comm, request)
         except CommClosedError:
             logger.debug("connection from %s ended", comm.peer_address)
-        except (FastCheckError, TimeoutError) as error:
+        except (FastCheckError, TimeoutError, MemoryError) as error:
             logger.warning("dropped the connection from %s: %s", comm.peer_address, str(error) or "too slow")
         finally:
             comm.abort()
@@ -184,44 +194,52 @@ class DataServer:
             self._savers[run, token] -= 1
             if not self._savers[run, token]:
                 del self._savers[run, token]
-                self._store.orphan(run, token)
+                with suppress(RuntimeError):  # a server that ends forgets all of them
+                    self._operations_work.submit(self._orphan, run, token)
+
+    def _orphan(self, run: str, token: str) -> None:
+        # In a thread: the lock of the store may be taken. Its author may be back meanwhile.
+        if (run, token) not in self._savers:
+            self._store.orphan(run, token)
 
     async def _serve_request(self, comm: FcsComm, request: _Request) -> None:
         reading = request.get("op") == "read"
         with self._store.reading() if reading else nullcontext():
-            answer = asyncio.ensure_future(self._answer(request))
+            answer = asyncio.ensure_future(self._answer(request, pack))
             try:
                 while not (await asyncio.wait({answer}, timeout=WORKING_SECONDS))[0]:
                     async with asyncio.timeout(GRACE_SECONDS):
                         await comm.write({"status": "working"})
                 reply = answer.result()
-                nbytes = sum(frame.nbytes for frame in reply.get("frames", ()))
-                async with asyncio.timeout(_seconds_for(nbytes)):
-                    try:
-                        await comm.write(reply)
-                    except TierError as error:
-                        await comm.write({"status": "error", "error": to_wire(error)})
+                async with asyncio.timeout(_seconds_for(reply.payload_bytes)):
+                    await comm.send(reply)
             finally:
                 answer.cancel()
 
-    async def _answer(self, request: _Request) -> _Reply:
+    async def _answer(self, request: _Request, encode: Callable[[_Reply], T]) -> T:
+        """Serve a request, and encode the reply in the same thread: with many keys that takes time, too."""
         op = request.get("op")
         try:
-            if op == "ping":
-                return {"status": "ok", **self._ping(request)}
+            if op == "ping" and (status := self._store.status_at_once()) is not None:
+                return encode({"status": "ok", **status})
             pool, serve = self._handler(op)
-            reply = await asyncio.get_running_loop().run_in_executor(pool, serve, request)
+            return await asyncio.get_running_loop().run_in_executor(
+                pool, lambda: encode({"status": "ok", **serve(request)})
+            )
         except Exception as error:  # boundary of the request: every error is the client's to handle
             if not isinstance(error, FastCheckError):
                 logger.exception("node %s: %s failed", self._store.name, op)
-            return {"status": "error", "error": to_wire(error)}
-        return {"status": "ok", **reply}
+            if isinstance(error, MemoryError):
+                # The system has less than the node was promised; another node may have it.
+                error = NodeFullError(self._store.name, sum(f.nbytes for f in request.get("frames", ())), 0)
+            return encode({"status": "error", "error": to_wire(error)})
 
     def _handler(self, op: object) -> tuple[Executor, Callable[[_Request], Mapping[str, Any]]]:
         """Return what serves an operation, and where it runs."""
         handler = _HANDLERS.get(op) if isinstance(op, str) else None
         if handler is not None:
-            return self._persist_work if op == "persist" else self._work, partial(handler, self)
+            pools: dict[object, Executor] = {"persist": self._persist_work, "ping": self._operations_work}
+            return pools.get(op, self._work), partial(handler, self)
         if isinstance(op, str) and op in self._operations:
             return self._operations_work, self._operations[op]
         raise TierError(f"a storage node does not know the operation {op!r:.80}")
@@ -395,6 +413,7 @@ class DataServer:
 
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
+    "ping": DataServer._ping,
     "probe": DataServer._probe,
     "begin": DataServer._begin,
     "put": DataServer._put,

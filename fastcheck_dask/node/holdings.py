@@ -64,8 +64,9 @@ class Holdings:
         self.ring, self.ring_limit_bytes = ring, int(limit_bytes * RING_SHARE)
         self.clock = clock
         self.lock = threading.RLock()
-        #: Notified when a reader leaves, and when background work shall end.
-        self.quiet = threading.Condition(self.lock)
+        #: Notified when a reader leaves, and when background work shall end. Its own lock is never held for
+        #: long: an event loop takes it.
+        self.quiet = threading.Condition()
         self.readers = 0
         self.stopped = False
         self.runs: dict[str, Run] = {}
@@ -97,6 +98,16 @@ class Holdings:
             # The system takes its time to unmap: not under the lock, and one by one, so that others run.
             while released:
                 released.pop()
+
+    @contextmanager
+    def locked_at_once(self) -> Iterator[bool]:
+        """Hold the lock, to look only, if nobody else does; say whether it is held. Does not block."""
+        locked = self.lock.acquire(blocking=False)
+        try:
+            yield locked
+        finally:
+            if locked:
+                self.lock.release()
 
     # ---- what there is
 

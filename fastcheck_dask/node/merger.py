@@ -42,12 +42,12 @@ class Merger:
     def reading(self) -> Iterator[None]:
         """Keep background work from going on while a load is served."""
         holdings = self._holdings
-        with holdings.lock:
+        with holdings.quiet:
             holdings.readers += 1
         try:
             yield
         finally:
-            with holdings.lock:
+            with holdings.quiet:
                 holdings.readers -= 1
                 holdings.quiet.notify_all()
 

@@ -44,6 +44,9 @@ DEFAULT_RING = 2
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+#: How long a thread may keep the interpreter from the loop of the data port, which needs it again after every
+#: read from a socket.
+_SWITCH_SECONDS = 0.0005
 _MMAP_BYTES = 128 * 2**10
 
 
@@ -170,6 +173,7 @@ def run_storage(
         raise ConfigError(f"a storage node keeps 0 or more older generations, got {ring}")
     work = background(**rates)
     _give_memory_back()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with ExitStack() as stack:
         found = settings()
         coordinator = connect(

@@ -90,6 +90,11 @@ class ShardStore:
         with self._holdings.locked():
             return summary_of(self._holdings)
 
+    def status_at_once(self) -> dict[str, Any] | None:
+        """Return what `ping` answers; None where another thread is changing what is held. Does not block."""
+        with self._holdings.locked_at_once() as locked:
+            return summary_of(self._holdings) if locked else None
+
     def report(self) -> dict[str, Any]:
         """Return what `status` answers: bytes, and of each run what is held, its lease and its damage."""
         with self._holdings.locked():

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fastcheck_dask.coordination.base import NodeInfo
-from fastcheck_dask.errors import TooFewNodesError
+from fastcheck_dask.errors import FastCheckError, TooFewNodesError
 from fastcheck_dask.placement.outlook import UNKNOWN, Outlook
 
 #: In words, by the number of parity shards.
@@ -29,6 +29,8 @@ class Choice:
     degraded: str | None = None
     #: Bytes a second that each node takes, in their order; empty for shards of equal size.
     weights: tuple[float, ...] = ()
+    #: What the last node answered that was tried, where there are no nodes and some were.
+    cause: FastCheckError | None = None
 
     def arranged(self, order: Sequence[int]) -> Choice:
         """Return the same nodes with their shards exchanged: those at these places, in this order."""

@@ -118,7 +118,7 @@ class FakeNode:
         if op in self.before:
             self.before[op](request)
         assert self._server is not None
-        reply = await self._server._answer(request)
+        reply: dict[str, Any] = await self._server._answer(request, dict)
         if op in self.after:
             self.after[op](request)
         return reply

@@ -326,6 +326,7 @@ class FaultyCluster:
         #: What managers are given.
         self.coordinator = f"sqlite:///{folder}/coordinator.db"
         self._memory_bytes = memory_bytes
+        self._limits: dict[str, int] = {}
         self._session = connect(self.coordinator)
         self.proxies: dict[str, GatedProxy] = {}
         self.stores: dict[str, ShardStore] = {}
@@ -338,14 +339,15 @@ class FaultyCluster:
             self.close()
             raise
 
-    def add(self, name: str, *, rack: str = "default") -> None:
-        """Start one more node and register it."""
+    def add(self, name: str, *, rack: str = "default", memory_bytes: int | None = None) -> None:
+        """Start one more node and register it; with another limit than the others if one is given."""
+        self._limits[name] = self._memory_bytes if memory_bytes is None else memory_bytes
         self.proxies[name] = GatedProxy(self._start(name))
-        info = NodeInfo(name, self.proxies[name].address, rack, f"host-{name}", self._memory_bytes)
+        info = NodeInfo(name, self.proxies[name].address, rack, f"host-{name}", self._limits[name])
         self._registrations[name] = self._session.register(info)
 
     def _start(self, name: str) -> str:
-        store = ShardStore(name, self._memory_bytes)
+        store = ShardStore(name, self._limits[name])
         queue = MergeQueue(store)
         server = DataServer(store, open_store)
         server.start()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fastcheck_dask.errors import (
 )
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
 from fastcheck_dask.tiers.pacing import Pacer
+from fastcheck_dask.tiers.patience import Patience
 from fastcheck_dask.tiers.wire import (
     SMALL_BYTES,
     Bits,
@@ -48,6 +50,26 @@ class Read(NamedTuple):
     corrupt: list[str]
 
 
+class _Pieces:
+    """Moves the deadline of a message on with its pieces."""
+
+    def __init__(self, patience: Patience, deadline: asyncio.Timeout) -> None:
+        self._patience, self._deadline = patience, deadline
+        self._now = asyncio.get_running_loop().time
+
+    async def begin(self, nbytes: int) -> None:
+        """Begin a piece."""
+        self._deadline.reschedule(self._patience.next_piece(nbytes, self._now()))
+
+    async def begin_after(self, wait: Pace, nbytes: int) -> None:
+        """Begin a piece after a wait for this side, which counts against no deadline."""
+        began = self._now()
+        self._deadline.reschedule(None)
+        await wait(nbytes)
+        self._patience.held_back(self._now() - began)
+        await self.begin(nbytes)
+
+
 class PeerClient:
     """Client of one storage node, for one event loop.
 
@@ -66,7 +88,7 @@ class PeerClient:
     floor_bytes_per_second : float
         A transfer slower than this has failed.
     grace_seconds : float
-        Longest silence.
+        Longest silence, also in the middle of a message.
     connect_seconds : float
         For connecting and the handshake together. A refused connection fails at once.
     pacer : Pacer, optional
@@ -307,7 +329,8 @@ class PeerClient:
             try:
                 reply = await self._exchange_anew_if_stale(packed)
             except TimeoutError as error:
-                raise NodeUnavailableError(self.node, f"{self.address} did not answer in time") from error
+                why = f"{self.address} did not answer in time"
+                raise NodeUnavailableError(self.node, ": ".join(filter(None, (why, str(error))))) from error
             except OSError as error:
                 raise NodeUnavailableError(self.node, f"{self.address}: {_reason(error)}") from error
             except CorruptDataError as error:
@@ -336,8 +359,8 @@ class PeerClient:
         sent, received = comm.sent_bytes, comm.received_bytes
         self._busy.add(comm)
         try:
-            async with asyncio.timeout(self._seconds_for(packed.payload_bytes)) as deadline:
-                await comm.send(packed, self._pace(packed, deadline))
+            async with self._patient(packed.payload_bytes) as pieces:
+                await comm.send(packed, self._paced(packed, pieces))
             reply = await self._receive(comm)
         except BaseException:
             comm.abort()
@@ -352,37 +375,35 @@ class PeerClient:
             self._idle.append(comm)
         return reply
 
-    def _pace(self, packed: Packed, deadline: asyncio.Timeout) -> Pace | None:
+    @asynccontextmanager
+    async def _patient(self, nbytes: int) -> AsyncIterator[_Pieces]:
+        """Bound the time of a message, and of each piece that it tells."""
+        now = asyncio.get_running_loop().time
+        patience = Patience(nbytes, floor_bytes_per_second=self._floor, grace_seconds=self._grace, now=now())
+        try:
+            async with asyncio.timeout_at(patience.next_piece(0, now())) as deadline:
+                yield _Pieces(patience, deadline)
+        except TimeoutError as error:
+            raise TimeoutError(patience.told()) from error
+
+    def _paced(self, packed: Packed, pieces: _Pieces) -> Pace:
         """Return what holds back the pieces of a message, and its deadline with them."""
         if self._pacer is None:
-            return None
+            return pieces.begin
         if packed.payload_bytes <= SMALL_BYTES:
             self._pacer.count(packed.payload_bytes)
-            return None
-        turn, loop = self._pacer.turn(), asyncio.get_running_loop()
-
-        async def wait(nbytes: int) -> None:
-            at = deadline.when()
-            assert at is not None
-            left = at - loop.time()
-            deadline.reschedule(None)
-            await turn.wait(nbytes)
-            deadline.reschedule(loop.time() + left)
-
-        return wait
+            return pieces.begin
+        return partial(pieces.begin_after, self._pacer.turn().wait)
 
     async def _receive(self, comm: FcsComm) -> dict[str, Any]:
         async with asyncio.timeout(_WORK_SECONDS):
             while True:
                 async with asyncio.timeout(self._grace):
                     head = await comm.receive_head()
-                async with asyncio.timeout(self._seconds_for(head.payload_bytes)):
-                    reply = await comm.receive_payload(head)
+                async with self._patient(head.payload_bytes) as pieces:
+                    reply = await comm.receive_payload(head, pieces.begin)
                 if reply.get("status") != "working":
                     return reply
-
-    def _seconds_for(self, nbytes: int) -> float:
-        return nbytes / self._floor + self._grace
 
     def _check_open(self) -> None:
         if self._closed:

@@ -25,18 +25,19 @@ from fastcheck_codecs import checksum
 from tornado.iostream import IOStream, StreamClosedError
 
 from fastcheck_dask.errors import ConfigError, CorruptDataError, FastCheckError, TierError, UnknownFormatError
+from fastcheck_dask.tiers.loop_share import LoopShare
 from fastcheck_dask.tiers.pacing import PIECE_BYTES
 
 Bits = npt.NDArray[np.uint8]
 #: What can be sent as a frame: anything C-contiguous that exports bytes; never copied.
 Buffer = npt.NDArray[Any] | memoryview | bytes
 
-#: Waits before a piece of so many bytes is sent.
+#: Awaited before a piece of so many bytes is sent or received.
 Pace = Callable[[int], Awaitable[None]]
 
 SCHEME = "fcs"
 VERSION = 1
-#: A buffer is sent and received in pieces of at most this: the event loop gets its turn between them.
+#: A buffer is announced in frames of at most this; it crosses in smaller pieces.
 FRAME_BYTES = 16 * 2**20
 #: How long a new connection may take to say what it is.
 HANDSHAKE_SECONDS = 5.0
@@ -195,18 +196,18 @@ class FcsComm(TCP):
 
         With `pace`, it is awaited with the size of each piece of a large message before that is sent.
         """
-        stream = self._live_stream()
+        stream, share = self._live_stream(), LoopShare.of_running_loop()
         with self._aborting():
             if packed.payload_bytes <= SMALL_BYTES:
                 await stream.write(b"".join([packed.head, *packed.buffers]))
             else:
                 await stream.write(packed.head)
-                step = FRAME_BYTES if pace is None else PIECE_BYTES
                 for view in packed.buffers:
-                    for start in range(0, view.nbytes, step):
-                        piece = view[start : start + step]
+                    for start in range(0, view.nbytes, PIECE_BYTES):
+                        piece = view[start : start + PIECE_BYTES]
                         if pace is not None:
                             await pace(piece.nbytes)
+                        await share.take(piece.nbytes)
                         await stream.write(piece)
         total = len(packed.head) + packed.payload_bytes
         self.sent_bytes += total
@@ -252,24 +253,35 @@ class FcsComm(TCP):
             header = await stream.read_bytes(header_bytes)
             if checksum(header) != crc:
                 raise CorruptDataError(f"header from {self.peer_address} failed its checksum")
-            sizes, message = _unpack(header, self.limits)
+            if header_bytes <= SMALL_BYTES:
+                sizes, message = _unpack(header, self.limits)
+            else:
+                # Hundreds of thousands of keys: the loop has others to serve meanwhile.
+                sizes, message = await asyncio.to_thread(_unpack, header, self.limits)
             if sum(sizes) != payload or _frame_count(sizes) != frames:
                 raise CorruptDataError(f"header from {self.peer_address} contradicts itself about its frames")
         self.received_bytes += len(_MAGIC) + _FIXED.size + header_bytes
         return Head(message, sizes, payload)
 
-    async def receive_payload(self, head: Head) -> dict[str, Any]:
-        """Receive the payload of a message, each buffer into one fresh uint8 array of its own."""
-        stream = self._live_stream()
+    async def receive_payload(self, head: Head, pace: Pace | None = None) -> dict[str, Any]:
+        """Receive the payload of a message, each buffer into one fresh uint8 array of its own.
+
+        With `pace`, it is awaited with the size of each piece before that is received.
+        """
+        stream, share = self._live_stream(), LoopShare.of_running_loop()
         received: list[Bits] = []
         with self._aborting():
             for size in head.sizes:
                 target = np.empty(size, np.uint8)
                 view = target.data
-                for start in range(0, size, FRAME_BYTES):
-                    await stream.read_into(view[start : start + FRAME_BYTES])  # type: ignore[arg-type]
+                for start in range(0, size, PIECE_BYTES):
+                    piece = view[start : start + PIECE_BYTES]
+                    if pace is not None:
+                        await pace(piece.nbytes)
                     # Bytes that wait in the kernel are read without leaving this task: let others run.
-                    await asyncio.sleep(0)
+                    if head.payload_bytes > SMALL_BYTES:
+                        await share.take(piece.nbytes)
+                    await stream.read_into(piece)  # type: ignore[arg-type]
                 received.append(target)
         self.received_bytes += head.payload_bytes
         head.message["frames"] = received

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,14 +13,14 @@ import pytest
 
 from fastcheck_dask.coordination.base import Coordinator
 from fastcheck_dask.coordination.connect import connect
-from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.errors import FastCheckError, UnrecoverableError
+from fastcheck_dask.manager.handle import SaveHandle
 from fastcheck_dask.master.survey import survey
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
-from fastcheck_dask.testing.training import TrainingHost, assert_is_state, quick_client
+from fastcheck_dask.testing.training import TrainingHost, assert_is_state, quick_client, state_at
 
 NODES = 5
-_SEED = 20251
 
 
 @pytest.fixture
@@ -61,36 +62,74 @@ def take_down(cluster: StorageCluster, name: str) -> Callable[[], None]:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_no_committed_checkpoint_is_lost(
-    host: TrainingHost, cluster: StorageCluster, pytestconfig: pytest.Config
+    host: TrainingHost,
+    cluster: StorageCluster,
+    pytestconfig: pytest.Config,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    choose = random.Random(_SEED)
-    manager, step, committed = host.manager(), 0, 0
-
-    def save() -> None:
-        nonlocal step, committed
-        step += 1
-        try:
-            host.save(manager, step)
-            committed = step
-        except FastCheckError:
-            # It was not committed, and says so; what was committed before has to be there.
-            assert host.records()[-1].tag == f"step{committed}"
-
+    # Hundreds of faults take longer than any test may that hangs.
+    faulthandler.cancel_dump_traceback_later()
+    seed = pytestconfig.getoption("--faults-seed")
+    choose = random.Random(seed)
+    saving = Saving(host)
     with closing(connect(cluster.coordinator)) as coordinator:
-        save()
-        for _ in range(pytestconfig.getoption("--faults")):
+        saving.save()
+        for number in range(pytestconfig.getoption("--faults")):
             fault = choose.choice((kill, stop, restart, take_down))
             name = choose.choice(host.records()[-1].nodes)
+            when = choose.choice(("between saves", "before a save", "during a save"))
+            with capsys.disabled():
+                print(f"seed {seed}, fault {number}: {fault.__name__} {name} {when}")  # noqa: T201
+            if when == "during a save":
+                saving.begin()
             heal = fault(cluster, name)
-            if choose.random() < 0.5:
-                save()
-            assert_is_state(host.load_elsewhere(objects=False)[0], committed)
-            wait_until(
-                lambda: is_redundant(host, coordinator), f"after {fault.__name__} of {name}", seconds=90
-            )
-            assert_is_state(host.load_elsewhere(objects=False)[0], committed)
+            if when != "between saves":
+                saving.save()
+            after = f"after {fault.__name__} of {name}"
+            wait_until(lambda: loads(host, saving.committed), f"step{saving.committed} {after}", seconds=60)
+            wait_until(lambda: is_redundant(host, coordinator), f"all shards {after}", seconds=90)
+            wait_until(lambda: loads(host, saving.committed), f"step{saving.committed} {after}", seconds=60)
             heal()
-            save()
+            saving.save()
+
+
+class Saving:
+    """A trainer that saves, and knows what was committed last."""
+
+    def __init__(self, host: TrainingHost) -> None:
+        self._host, self._manager = host, host.manager()
+        self._step = self.committed = 0
+        self._handle: SaveHandle | None = None
+
+    def begin(self) -> None:
+        """Begin a save."""
+        self._step += 1
+        self._handle = self._manager.save_async(state_at(self._step), f"step{self._step}")
+
+    def save(self) -> None:
+        """Finish the save that was begun, or one that is begun now."""
+        if self._handle is None:
+            self.begin()
+        assert self._handle is not None
+        try:
+            self._handle.wait("peers", timeout=60.0)
+            self.committed = self._step
+        except FastCheckError:
+            # It was not committed, and says so; what was committed before has to be there.
+            assert self._host.records()[-1].tag == f"step{self.committed}"
+        self._handle = None
+
+
+def loads(host: TrainingHost, step: int) -> bool:
+    """Say whether the newest checkpoint, which is that of a step, comes back from memory."""
+    assert host.records()[-1].tag == f"step{step}"
+    try:
+        state, _ = host.load_elsewhere(f"step{step}", objects=False)
+    except UnrecoverableError:
+        # On a busy machine nodes that are there may answer too late.
+        return False
+    assert_is_state(state, step)
+    return True
 
 
 def is_redundant(host: TrainingHost, coordinator: Coordinator) -> bool:

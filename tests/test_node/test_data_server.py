@@ -20,6 +20,7 @@ from fastcheck_dask.errors import (
     ConfigError,
     CorruptDataError,
     FencedError,
+    NodeFullError,
     NodeUnavailableError,
     ShardUnavailableError,
     StaleBaseError,
@@ -512,3 +513,118 @@ def test_closed_server_leaves_no_thread_and_refuses(store: ShardStore, serve: An
 
     with_client(server, use)
     assert not [t for t in threading.enumerate() if t.name == "fastcheck-data"]
+
+
+# ---- what the event loop does itself
+
+
+def test_loop_stays_free_while_the_store_is_locked(store: ShardStore, serve: Any) -> None:
+    """Large promotions and reports hold the lock for a while: pings wait for it in a thread."""
+    server = serve(store)
+    locked, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store._holdings.locked():
+            locked.set()
+            release.wait(60)
+
+    async def use(client: PeerClient) -> None:
+        pinging = asyncio.create_task(client.ping())
+        await asyncio.sleep(0)
+        # Served by the same loop, and needs no lock.
+        for _ in range(3):
+            await client.probe(b"", give_bytes=10)
+        assert not pinging.done()
+        release.set()
+        assert (await pinging)["name"] == store.name
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert locked.wait(20)
+        with_client(server, use)
+    finally:
+        release.set()
+        holder.join()
+
+
+def test_loop_does_nothing_with_chunks_itself(
+    store: ShardStore, serve: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever checks, decodes or counts chunks runs in other threads than the loop's."""
+    on_loop: set[str] = set()
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread().name == "fastcheck-data":
+                on_loop.add(name)
+            return call(*args, **kwargs)
+
+        return noting
+
+    public = [n for n, call in vars(ShardStore).items() if callable(call) and not n.startswith("_")]
+    for name in public:
+        monkeypatch.setattr(store, name, noted(name, getattr(store, name)))
+    monkeypatch.setattr(data_server, "pack", noted("pack", wire.pack))
+    monkeypatch.setattr(data_server, "descriptors_from_wire", noted("d", data_server.descriptors_from_wire))
+
+    async def use(client: PeerClient) -> None:
+        first, second = chunks.bits(1), chunks.nudged(chunks.bits(1), 1)
+        token = await save(client, 1, [chunks.whole("a", first)])
+        await client.abort("run", "another")
+        await save(client, 2, [chunks.delta("a", second, first)], base=(1, token))
+        name = ("run", 2, "token-2")
+        await client.pin(*name)
+        await client.manifest(*name)
+        (chunk,) = (await client.read(*name, keys=["a"])).chunks
+        await client.quarantine(*name, keys=["a"])
+        await client.repair(*name, chunks=[chunk[0]], frames=[chunk[1]])
+        await client.unpin(*name)
+        await client.holds("run")
+        await client.status()
+        await client.lease("run", 5.0)
+        await client.persisted(*name)
+        await client.drop("run")
+        await client.ping()
+
+    with_client(serve(store), use)
+    # `reading` only counts; a ping is answered at once, and packed, where it need not wait.
+    assert on_loop <= {"reading", "status_at_once", "pack"}
+    assert "status_at_once" in on_loop
+
+
+# ---- the system has no memory
+
+
+def test_no_memory_for_what_arrives_the_connection_is_dropped_and_the_node_goes_on(
+    store: ShardStore, serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = np.empty
+
+    def refused(size: Any, *args: Any, **kwargs: Any) -> Any:
+        if size == 100_003:
+            raise MemoryError("Unable to allocate 98 KiB")
+        return empty(size, *args, **kwargs)
+
+    async def use(client: PeerClient) -> None:
+        monkeypatch.setattr(np, "empty", refused)
+        with pytest.raises(NodeUnavailableError):
+            await client.probe(bytes(100_003), give_bytes=1)
+        assert (await client.ping())["name"] == store.name
+
+    with_client(serve(store), use)
+    assert any("Unable to allocate" in record.getMessage() for record in caplog.records)
+
+
+def test_no_memory_to_serve_a_request_is_told_as_a_full_node(
+    store: ShardStore, serve: Any, chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_args: Any, **_kwargs: Any) -> Any:
+        raise MemoryError
+
+    async def use(client: PeerClient) -> None:
+        monkeypatch.setattr(store, "put", refused)
+        with pytest.raises(NodeFullError, match=r"is too small: [1-9]"):
+            await save(client, 1, [chunks.whole("a", chunks.bits(1))])
+
+    with_client(serve(store), use)

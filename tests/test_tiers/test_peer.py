@@ -13,9 +13,9 @@ from distributed.comm.core import CommClosedError, listen
 
 from fastcheck_dask.errors import ClosedError, ConfigError, NodeUnavailableError, TierError, to_wire
 from fastcheck_dask.tiers.descriptors import Descriptor
-from fastcheck_dask.tiers.pacing import Pacer
+from fastcheck_dask.tiers.pacing import PIECE_BYTES, Pacer
 from fastcheck_dask.tiers.peer import PeerClient
-from fastcheck_dask.tiers.wire import FcsComm
+from fastcheck_dask.tiers.wire import FcsComm, pack
 
 Answer = Callable[[FcsComm, dict[str, Any]], Awaitable[None]]
 DESCRIPTOR = Descriptor("k", "float32", 4, "0" * 32, 0, 3)
@@ -71,6 +71,36 @@ def test_silent_node_is_unavailable_after_the_grace() -> None:
             return loop.time() - began
 
     assert 0.1 <= asyncio.run(main()) < 5
+
+
+@pytest.mark.parametrize("sending", [True, False])
+def test_node_that_hangs_in_the_middle_of_a_large_message_is_noticed_after_the_grace(sending: bool) -> None:
+    """Not when the time of the whole message is over, which at this floor is half a minute."""
+
+    async def hangs(comm: FcsComm) -> None:
+        try:
+            await comm.receive_head()
+            if not sending:
+                packed = pack({"status": "ok", "frames": [bytes(size)]})
+                await comm.stream.write(packed.head + bytes(3 * PIECE_BYTES + 5))
+            await asyncio.Event().wait()
+        except CommClosedError:
+            comm.abort()
+
+    async def main() -> None:
+        listener = await listen("fcs://127.0.0.1:0", hangs)
+        client = PeerClient(
+            "node-1", listener.contact_address, grace_seconds=0.2, floor_bytes_per_second=2 * PIECE_BYTES
+        )
+        try:
+            with pytest.raises(NodeUnavailableError, match=f"of {size:,} bytes crossed in time"):
+                await client.probe(bytes(size if sending else 1), give_bytes=size)
+        finally:
+            listener.stop()
+            await client.close()
+
+    size = 64 * 2**20
+    asyncio.run(main())
 
 
 def test_node_that_stops_in_the_middle_of_a_reply_is_unavailable() -> None:
