@@ -25,25 +25,24 @@ def test_page_shows_nodes_shards_and_saves(seen: Any) -> None:
 
     assert "docs_json" in fetched(f"{seen.dashboard}/fastcheck")
     assert "individual-fastcheck" in fetched(f"{seen.dashboard}/status")
-    session = pull_session(url=f"{seen.dashboard}/fastcheck")
-    try:
 
-        def rows(name: str) -> dict[str, Any]:
-            # The client drops what the server pushes while it waits for a reply: it has to ask.
-            session.pull()
+    def rows(name: str) -> dict[str, Any]:
+        # A visitor of its own each time: the client drops what the server sends while it waits for a reply.
+        session = pull_session(url=f"{seen.dashboard}/fastcheck")
+        try:
             return dict(session.document.get_model_by_name(name).data)
+        finally:
+            session.close()
 
-        wait_until(lambda: len(rows("fastcheck_saves")["node"]) == 4, "the saves of four nodes")
-        nodes = rows("fastcheck_nodes")
-        assert list(nodes["name"]) == ["n0", "n1", "n2", "n3"]
-        assert set(nodes["health"]) == {"well"}
-        assert sorted(nodes["master"]) == ["", "", "", "yes"]
-        assert all(0 < share < 1 for share in nodes["used"])
-        shards = rows("fastcheck_shards")
-        assert set(zip(shards["run"], shards["generation"], strict=True)) == {("training", 1)}
-        assert all(seconds < 0 for seconds in rows("fastcheck_saves")["seconds"])
-    finally:
-        session.close()
+    wait_until(lambda: len(rows("fastcheck_saves")["node"]) == 4, "the saves of four nodes")
+    nodes = rows("fastcheck_nodes")
+    assert list(nodes["name"]) == ["n0", "n1", "n2", "n3"]
+    assert set(nodes["health"]) == {"well"}
+    assert sorted(nodes["master"]) == ["", "", "", "yes"]
+    assert all(0 < share < 1 for share in nodes["used"])
+    shards = rows("fastcheck_shards")
+    assert set(zip(shards["run"], shards["generation"], strict=True)) == {("training", 1)}
+    assert all(seconds < 0 for seconds in rows("fastcheck_saves")["seconds"])
     assert "Traceback" not in seen.cluster.log("scheduler")
 
 
