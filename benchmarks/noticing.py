@@ -31,7 +31,7 @@ from fastcheck_dask.tiers.peer import clients_for
 
 ROUNDS = 3
 SHARDS = 3
-NBYTES = 96 * 2**20
+NBYTES = 48 * 2**20
 AIMS = {"killed": 2.0, "stopped": 3.0}
 
 Fault = Callable[[StorageCluster, str], None]
@@ -91,7 +91,9 @@ def saves(case: Case, fault: str, *, during: bool) -> tuple[list[float], list[fl
     ill: list[float] = []
     with case.manager() as manager:
         nodes = case.save(manager).wait("peers").stats["nodes"]
-        while len(ill) < ROUNDS:
+        for _ in range(4 * ROUNDS):
+            if len(ill) == ROUNDS:
+                break
             undisturbed = case.save(manager).wait("peers").stats
             share = 0.5 if during else 0.0
             victim, nodes = nodes[len(ill) % SHARDS], undisturbed["nodes"]
@@ -111,11 +113,13 @@ def saves(case: Case, fault: str, *, during: bool) -> tuple[list[float], list[fl
             ended = time.perf_counter()
             if during:
                 timer.join()
-            if handle.stats["replaced"] and happened:
+            if victim not in handle.stats["nodes"] and happened:
                 ill.append(ended - happened[0])
                 well.append((1 - share) * undisturbed["save_seconds"])
             _heal(case.cluster, victim, fault)
             nodes = case.save(manager).wait("peers").stats["nodes"]
+    if len(ill) < ROUNDS:
+        raise RuntimeError(f"the fault hit the save {len(ill)} times of {4 * ROUNDS} tries")
     return well, ill
 
 

@@ -212,7 +212,7 @@ async def _ask(addresses: Sequence[str], seconds: float) -> list[list[float]]:
 
 def measure(kind: str, folder: Path) -> list[str]:
     """Return one row of the table."""
-    options = {"scrub_seconds": 0.001} if kind == "scrubbing" else {}
+    options = {"scrub_seconds": 0.01} if kind == "scrubbing" else {}
     with (
         StorageCluster(folder / "busy", 1, memory_bytes=2**31, **options) as busy,
         StorageCluster(folder / "idle", 1) as idle,
