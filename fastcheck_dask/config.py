@@ -16,6 +16,7 @@ from dask.utils import parse_bytes
 
 from fastcheck_dask import option_values as values
 from fastcheck_dask.errors import ConfigError
+from fastcheck_dask.ids import check_name, is_url, normalised
 
 OnBusy = Literal["wait", "skip", "raise"]
 Compression = Literal["auto", "always", "never"]
@@ -78,7 +79,7 @@ _SECRET = frozenset({"coordinator_auth"})
 
 @dataclass(frozen=True)
 class Group:
-    """Leaves of the state that go to the object tier together, more rarely than the rest.
+    """Leaves of the state that go to the object tier together: more rarely than the rest, or elsewhere.
 
     Parameters
     ----------
@@ -87,8 +88,11 @@ class Group:
     match : str or sequence of str
         Patterns of leaf paths, as `include` of `load` takes them (``"model/embed*"``; ``*`` also crosses
         ``/``). A leaf belongs to the first group that matches.
-    persist_every : int
+    persist_every : int, optional
         How old it may get in the object tier, in generations: from this many on it is written again.
+    root : str, optional
+        Where its arrays lie in the object tier, if not with the rest: a folder, or ``s3://bucket/folder``.
+        Several runs may share one.
 
     Raises
     ------
@@ -98,7 +102,8 @@ class Group:
 
     name: str
     match: str | Sequence[str]
-    persist_every: int
+    persist_every: int = 1
+    root: str | None = None
 
     def __post_init__(self) -> None:
         patterns = (self.match,) if isinstance(self.match, str) else self.match
@@ -112,6 +117,18 @@ class Group:
                 f"got {self.persist_every!r:.80}"
             )
         object.__setattr__(self, "match", tuple(patterns))
+        if self.root is not None:
+            # It names a folder there.
+            check_name(self.name, "the name of a group with a root")
+            object.__setattr__(self, "root", self._checked_root(self.root))
+
+    def _checked_root(self, root: object) -> str:
+        root = os.fspath(root) if isinstance(root, os.PathLike) else root
+        if not _is_text(root) or (is_url(str(root)) and str(root).partition("://")[0] not in ("s3", "file")):
+            raise ConfigError(
+                f"group {self.name}: root is the path of a folder or s3://bucket/folder, got {root!r:.200}"
+            )
+        return normalised(str(root))
 
     @property
     def patterns(self) -> tuple[str, ...]:

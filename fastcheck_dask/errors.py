@@ -134,6 +134,10 @@ class NodeFullError(TierFullError):
         self.advice = "start storage nodes with more memory (--memory), or more of them"
 
 
+class RootAwayError(TierError):
+    """Another location that a checkpoint needs cannot be reached; nothing may be stored in its place."""
+
+
 class TierTimeoutError(TierError, TimeoutError):
     """No answer in time."""
 

@@ -70,7 +70,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "stripes": "weighted",
             "check_documents": False,
             "metrics_host": "::1",
-            "groups": (Group("rare", "model/embed*", 10),),
+            "groups": (Group("rare", "model/embed*", 10), Group("cold", "model/b*", root="/shared")),
         }.get(option, 5)
         more = {"persist": "incremental"} if option == "groups" else {}
         by_option, by_field = settings(**{option: value}, **more), settings(**{field: value}, **more)

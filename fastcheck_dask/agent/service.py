@@ -32,6 +32,7 @@ from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.retention import Retention
+from fastcheck_dask.engine.roots import groups_to_text
 from fastcheck_dask.engine.save import PeerSaver, Saved, SaveStats, Snapshot, publish
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, parse
@@ -140,6 +141,7 @@ class SaveService:
             retention=Retention.of(settings),
             pacer=self._pacer if is_remote(config.location) else None,
             groups=settings.groups,
+            root_pacer=self._pacer if any(is_remote(g.root) for g in settings.groups if g.root) else None,
         )
         self._lease = LeaseKeeper(
             config.run,
@@ -187,7 +189,8 @@ class SaveService:
         settings = self._config.settings
         # What a rank alone has is no checkpoint: only its agent knows which ones all ranks have.
         keep = Retention.of(settings).to_text() if self._ranks is None else ""
-        description = RunDescription(self._config.location, settings.persist_every, keep)
+        groups = groups_to_text(settings.groups)
+        description = RunDescription(self._config.location, settings.persist_every, keep, groups)
         describe(self._coordinator.entries, self._config.run, description)
 
     async def adopt(self, number: int) -> bool:

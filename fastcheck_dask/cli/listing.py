@@ -126,6 +126,7 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
         "stored_nbytes": checkpoint.stored_nbytes,
         "nodes": list(checkpoint.manifest.nodes),
         "older": {name: asdict(group) for name, group in checkpoint.older.items()},
+        "elsewhere": list(checkpoint.elsewhere),
         "arrays": arrays,
         "values": checkpoint.tree,
     }
@@ -146,6 +147,8 @@ def _show_checkpoint(console: Console, checkpoint: Checkpoint, described: dict[s
     for path, value in described["values"].items():
         shown = repr(value)
         console.print(f"{path} = {shown if len(shown) < 100 else shown[:100] + '...'}", markup=False)
+    for place in described["elsewhere"]:
+        console.print(f"a part of it lies at {place}", markup=False)
     console.print(
         f"{checkpoint.tag}: generation {checkpoint.generation} of {checkpoint.run}, "
         f"{moment(checkpoint.created_unix)} UTC, {len(checkpoint)} tensors, {size(checkpoint.nbytes)} raw, "

@@ -33,6 +33,8 @@ class RunDescription:
     persist_every: int
     #: Rules by which older ones go when a newer one is complete, as `engine.retention` writes them.
     keep: str = ""
+    #: What lies elsewhere, as `engine.roots` writes it; empty: nothing.
+    groups: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the description as canonical JSON."""
@@ -44,12 +46,13 @@ class RunDescription:
         try:
             found = json.loads(data)
             location, persist_every = found["location"], found["persist_every"]
-            keep = found.get("keep", "")
+            keep, groups = found.get("keep", ""), found.get("groups", "")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnknownFormatError(f"description of a run cannot be read: {error!r}") from error
-        if not isinstance(location, str) or type(persist_every) is not int or not isinstance(keep, str):
+        texts = all(isinstance(text, str) for text in (location, keep, groups))
+        if not texts or type(persist_every) is not int:
             raise UnknownFormatError(f"description of a run has a field of the wrong type: {found!r:.200}")
-        return cls(location, persist_every, keep)
+        return cls(location, persist_every, keep, groups)
 
 
 def describe(entries: Entries, run: str, description: RunDescription) -> None:

@@ -46,7 +46,7 @@ def chain_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) -> 
 
 
 def needed_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) -> list[CommitMarker]:
-    """Return a checkpoint and all that it needs, directly or through others, as far as it is there."""
+    """Return a checkpoint and all that it needs in its own location, as far as it is there."""
     found: dict[str, CommitMarker] = {}
     waiting = [marker]
     while waiting:
@@ -55,7 +55,8 @@ def needed_of(marker: CommitMarker, by_directory: Mapping[str, CommitMarker]) ->
         if at.directory in found:
             continue
         found[at.directory] = at
-        waiting += [by_directory[link.directory] for link in at.needs.links if link.directory in by_directory]
+        links = [link for link in at.needs.links if link.location is None]
+        waiting += [by_directory[link.directory] for link in links if link.directory in by_directory]
     return list(found.values())
 
 

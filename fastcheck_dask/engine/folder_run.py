@@ -138,7 +138,7 @@ class FolderRun:
             needs = WHOLE if base is None else Needs(base.marker.link)
             others: tuple[StoredCheckpoint, ...] = () if base is None else (base,)
             if base is None and not whole:
-                needs, others = self._references(committed, generation, content, bits)
+                needs, others = self._references(committed, generation, tag, content=content, bits=bits)
             written, digests, nonfinite = self._write(directory, content, bits, base, others=others)
             notes = notes_of(
                 metrics or {},
@@ -250,7 +250,7 @@ class FolderRun:
         return base
 
     def _references(
-        self, committed: list[CommitMarker], generation: int, content: Content, bits: Bits
+        self, committed: list[CommitMarker], generation: int, tag: str, *, content: Content, bits: Bits
     ) -> tuple[Needs, tuple[StoredCheckpoint, ...]]:
         """Return to what a checkpoint without a base refers for the chunks that did not change."""
         newest = newest_before(committed, run=self._run, generation=generation)
@@ -263,8 +263,8 @@ class FolderRun:
             refs = references(
                 stored, partial(digests_of, content, bits), sizes, limit=self._policy.max_references
             )
-            markers = [self.folder.marker(link.directory) for link in refs]
-            return Needs(refs=refs), tuple(StoredCheckpoint(self.folder, m) for m in markers if m is not None)
+            by = directory_name(generation, tag)
+            return Needs(refs=refs), tuple(StoredCheckpoint.linked(self.folder, ref, by=by) for ref in refs)
         except FastCheckError as error:
             log.warning("generation %d is saved whole: %s", generation, error)
             return WHOLE, ()

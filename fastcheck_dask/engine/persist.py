@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -27,10 +27,11 @@ from fastcheck_dask.engine.object_writer import (
     write_raw,
 )
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
-from fastcheck_dask.engine.planning import Draft, Planned, Planner
+from fastcheck_dask.engine.planning import Draft, Planned, PlannedPart, Planner
 from fastcheck_dask.engine.rebuild import rebuilt
 from fastcheck_dask.engine.references import digests_in
 from fastcheck_dask.engine.retention import Retention, retire
+from fastcheck_dask.engine.roots import retire_parts
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, send_jobs, together
 from fastcheck_dask.errors import (
@@ -41,6 +42,7 @@ from fastcheck_dask.errors import (
     UnrecoverableError,
 )
 from fastcheck_dask.ids import directory_name
+from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -70,12 +72,18 @@ class _Work:
 
     manifest: Manifest
     record: CommitRecord
-    directory: str
+    writer: ChunkWriter
+    location: str
     planned: Planned
-    #: What the object tier is going to have.
+    #: What that location is going to have.
     stored: Manifest
     #: Why nodes did not write what they were asked to.
     causes: list[str] = field(default_factory=list)
+
+    @property
+    def directory(self) -> str:
+        """Name of its directory there."""
+        return directory_name(self.stored.generation, self.stored.tag)
 
     @property
     def keys(self) -> list[str]:
@@ -104,9 +112,11 @@ class Persister:
     retention : Retention, optional
         What stays when a newer checkpoint is complete; everything, unless given.
     pacer : Pacer, optional
-        Holds back the chunks that this process writes.
+        Holds back the chunks that this process writes there.
     groups : sequence of Group, optional
-        What goes there more rarely.
+        What goes there more rarely, or elsewhere.
+    root_pacer : Pacer, optional
+        Holds back the chunks that this process writes to roots of groups.
     """
 
     def __init__(
@@ -121,10 +131,12 @@ class Persister:
         retention: Retention | None = None,
         pacer: Pacer | None = None,
         groups: Sequence[Group] = (),
+        root_pacer: Pacer | None = None,
     ) -> None:
         self._writer = ChunkWriter(folder, pacer)
         self._retention = retention or Retention()
         self._planner = Planner(folder, chains, groups)
+        self._groups, self._root_pacer = tuple(groups), root_pacer
         self._location, self._folder = location, folder
         self._encoder, self._coordinator, self._client = encoder, coordinator, client
 
@@ -151,27 +163,42 @@ class Persister:
             If the object tier refused, or chunks are neither with a node nor in a slot, and parity does not
             give them.
         """
-        directory = directory_name(manifest.generation, manifest.tag)
+        written = by_host = 0
         if not await asyncio.to_thread(self._is_there, manifest):
             planned = await asyncio.to_thread(self._planner.planned, Draft.of(manifest))
+            # A part at the root of its group is published first: who finds the checkpoint finds it.
+            works = [
+                _Work(manifest, record, self._writer_of(part), part.location, part.planned, part.manifest)
+                for part in planned.parts
+            ]
             stored = planned.stored_as(manifest)
-            work = _Work(manifest, record, directory, planned, stored)
-            await asyncio.to_thread(self._folder.clear_others, stored, needs=planned.needs)
-            written, left = await self._write_by_nodes(work)
-            by_host = 0
-            if left:
-                if source is not None:
-                    by_host = await self.write_from_slot(source, left, directory)
-                else:
-                    by_host = await self._write_rebuilt(work, left)
+            works.append(_Work(manifest, record, self._writer, self._location, planned, stored))
+            for work in works:
+                moved = await self._write(work, source)
+                written, by_host = written + moved[0], by_host + moved[1]
+                if work is not works[-1]:
+                    await asyncio.to_thread(
+                        _publish_part, work.writer.folder, work.stored, work.planned.needs
+                    )
             if stored is not manifest:
                 data = stored.to_bytes()
             await asyncio.to_thread(self.publish, stored, data, planned.needs)
-        else:
-            written, by_host = 0, 0
         noted = await asyncio.to_thread(self._note, manifest)
         await self._tell_nodes(record)
         return Persisted(written, by_host, noted)
+
+    def _writer_of(self, part: PlannedPart) -> ChunkWriter:
+        return ChunkWriter(part.folder, self._root_pacer)
+
+    async def _write(self, work: _Work, source: Base | None) -> tuple[int, int]:
+        """Write the chunks of a checkpoint to its location; return the bytes by nodes and by this host."""
+        await asyncio.to_thread(work.writer.folder.clear_others, work.stored, needs=work.planned.needs)
+        written, left = await self._write_by_nodes(work)
+        if not left:
+            return written, 0
+        if source is not None:
+            return written, await self._write_from_slot(work, source, left)
+        return written, await self._write_rebuilt(work, left)
 
     def _note(self, manifest: Manifest) -> bool:
         """Tell the coordinator; the marker stands whether it can be told now or not."""
@@ -195,6 +222,8 @@ class Persister:
         """
         try:
             await asyncio.to_thread(retire, self._folder, self._retention, proven=proven)
+            if not self._retention.keeps_all:
+                await asyncio.to_thread(retire_parts, self._folder, self._groups)
         except FastCheckError as error:
             log.warning("old checkpoints could not be removed from %s: %s", self._location, error)
 
@@ -258,21 +287,63 @@ class Persister:
             partial(digests_in, snapshot),
         )
         planned = await asyncio.to_thread(self._planner.planned, draft)
-        older, base = planned.older_keys(draft), planned.needs.base
+        written = Written(planned)
+        for part in planned.parts:
+            await asyncio.to_thread(part.folder.clear_uncommitted, part.directory)
+            await self._write_of(
+                _confined(snapshot, part.manifest.arrays),
+                self._writer_of(part),
+                part.planned,
+                directory=directory,
+                before=before,
+                compress=compress,
+                written=written,
+            )
+            changed = [k for k, d in part.manifest.digests.items() if written.digests.get(k) != d]
+            if changed:
+                raise TierError(f"chunk {changed[0]} changed in shared memory while it was written")
+            await asyncio.to_thread(_publish_part, part.folder, part.manifest, part.planned.needs)
+        there = {spec.path for part in planned.parts for spec in part.manifest.arrays}
+        rest = [spec for spec in snapshot.content.arrays if spec.path not in there]
+        await self._write_of(
+            _confined(snapshot, rest) if there else snapshot,
+            self._writer,
+            planned,
+            directory=directory,
+            before=before,
+            compress=compress,
+            written=written,
+            older=planned.older_keys(draft),
+        )
+        return written
+
+    async def _write_of(
+        self,
+        snapshot: Snapshot,
+        writer: ChunkWriter,
+        planned: Planned,
+        *,
+        directory: str,
+        before: Base | None,
+        compress: bool,
+        written: Written,
+        older: Collection[str] = (),
+    ) -> None:
+        """Write the chunks of a snapshot to one location, but for those that the plan leaves to others."""
+        base = planned.needs.base
 
         def elsewhere(key: str, digest: str) -> bool:
             return key in older or any(other.manifest.digests.get(key) == digest for other in planned.others)
 
-        written = Written(planned)
         if not compress:
-            await write_raw(self._writer, directory, snapshot, elsewhere=elsewhere, written=written)
-            return written
+            await write_raw(writer, directory, snapshot, elsewhere=elsewhere, written=written)
+            return
         if base is None or before is None or before.manifest.token != base.token:
             before = None
         else:
             before = only_alike(before, planned.others[0].manifest)
         await write_encoded(
-            self._writer,
+            writer,
             directory,
             snapshot,
             encoder=self._slot_encoder,
@@ -280,9 +351,8 @@ class Persister:
             elsewhere=elsewhere,
             written=written,
         )
-        return written
 
-    async def write_from_slot(self, source: Base, keys: Iterable[str], directory: str) -> int:
+    async def _write_from_slot(self, work: _Work, source: Base, keys: Iterable[str]) -> int:
         """Encode data chunks from a slot and write them; return their bytes."""
         written = 0
 
@@ -291,7 +361,8 @@ class Persister:
             for chunk in chunks:
                 if chunk.digest != source.manifest.digests[chunk.key]:
                     raise TierError(f"chunk {chunk.key} changed in shared memory while it was persisted")
-            await write_chunks(self._writer, directory, [(c.key, (c.payload,)) for c in chunks], Meter())
+            payloads = [(chunk.key, (chunk.payload,)) for chunk in chunks]
+            await write_chunks(work.writer, work.directory, payloads, Meter())
             written += sum(chunk.payload.nbytes for chunk in chunks)
 
         jobs = list(jobs_for_objects(source.content, keys, budget_bytes=JOB_BYTES))
@@ -303,7 +374,7 @@ class Persister:
         written, manifest = 0, work.manifest
         try:
             async for chunk, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
-                await self._writer.write(work.directory, chunk.key, (payload,))
+                await work.writer.write(work.directory, chunk.key, (payload,))
                 written += payload.nbytes
         except UnrecoverableError as error:
             raise TierError(
@@ -345,7 +416,7 @@ class Persister:
                 for batch in batches_of(keys, manifest.nbytes_of, budget_bytes=_BATCH_BYTES):
                     nbytes, lacking = await client.persist(
                         **identity,
-                        location=self._location,
+                        location=work.location,
                         directory=work.directory,
                         keys=batch,
                         derived={
@@ -353,7 +424,7 @@ class Persister:
                             for key in batch
                             if (source := manifest.sources.get(key)) is not None
                         },
-                        base=None if base is None else asdict(base),
+                        base=None if base is None else base.to_document(),
                     )
                     written += nbytes
                     missing += lacking
@@ -372,6 +443,16 @@ class Persister:
         finally:
             await client.close()
         return written, missing + keys[done:]
+
+
+def _confined(snapshot: Snapshot, arrays: Iterable[ArraySpec]) -> Snapshot:
+    """Return the snapshot with some of its arrays."""
+    return replace(snapshot, content=replace(snapshot.content, arrays=tuple(arrays), _chunks={}))
+
+
+def _publish_part(folder: CheckpointFolder, part: Manifest, needs: Needs) -> None:
+    folder.write_metadata(part, needs=needs)
+    folder.publish(part, needs=needs)
 
 
 def _keys_to_write(manifest: Manifest, held: Iterable[str]) -> list[str]:

@@ -1,22 +1,23 @@
-"""How a checkpoint is going to lie in the object tier: what it needs, and which of its groups are older."""
+"""How a checkpoint is going to lie in the object tier: what it needs, which groups are older or elsewhere."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastcheck_dask.config import Group
 from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
 from fastcheck_dask.engine.references import Digests, references
-from fastcheck_dask.errors import FastCheckError, TierError
+from fastcheck_dask.engine.roots import clear_rivals, locations, open_root
+from fastcheck_dask.errors import FastCheckError, RootAwayError, TierError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.chunks import ArraySpec
-from fastcheck_dask.layout.groups import keys_of, may_be_older, with_older
+from fastcheck_dask.layout.groups import has_same_content, keys_of, may_be_older, part_of, with_older
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import BaseLink, Mix, Needs, Plan
+from fastcheck_dask.tiers.commit_marker import Apart, BaseLink, CommitMarker, Mix, Needs, Plan
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,24 @@ class Draft:
         """Name of its directory."""
         return directory_name(self.generation, self.tag)
 
+    def part_of(self, groups: Sequence[Group], name: str) -> Manifest | None:
+        """Return the manifest of a group at its root; see `layout.groups.part_of`."""
+        known = self.digests(keys_of(self.tree, self.arrays, groups, [name]))
+        return part_of(
+            Manifest(
+                self.run,
+                self.generation,
+                self.tag,
+                self.token,
+                self.created_unix,
+                self.tree,
+                self.arrays,
+                known,
+            ),
+            groups,
+            name,
+        )
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -64,6 +83,8 @@ class Planned:
     others: tuple[StoredCheckpoint, ...] = ()
     #: What the older groups are of.
     source: StoredCheckpoint | None = None
+    #: What is written at roots of groups, before the checkpoint itself.
+    parts: tuple[PlannedPart, ...] = ()
 
     @property
     def needs(self) -> Needs:
@@ -82,6 +103,27 @@ class Planned:
         return () if mix is None else keys_of(draft.tree, draft.arrays, mix.groups, mix.older)
 
 
+@dataclass(frozen=True)
+class PlannedPart:
+    """A group that is to be written at its root."""
+
+    location: str
+    folder: CheckpointFolder
+    manifest: Manifest
+    planned: Planned
+
+    @property
+    def directory(self) -> str:
+        """Name of its directory there."""
+        return directory_name(self.manifest.generation, self.manifest.tag)
+
+    @property
+    def stored(self) -> StoredCheckpoint:
+        """The group as it is going to lie there."""
+        marker = CommitMarker.of(self.manifest, self.manifest.to_bytes(), needs=self.planned.needs)
+        return StoredCheckpoint(self.folder, marker, self.manifest, location=self.location)
+
+
 class Planner:
     """Plans the checkpoints of one location. Methods block; any thread may call.
 
@@ -92,7 +134,7 @@ class Planner:
     chains : ChainPolicy or None
         What is stored against what; None: each is whole, unless another author of it said otherwise before.
     groups : sequence of Group
-        What goes there more rarely.
+        What goes there more rarely, or elsewhere.
     """
 
     def __init__(
@@ -101,19 +143,52 @@ class Planner:
         self._folder, self._chains, self._groups = folder, chains, tuple(groups)
 
     def planned(self, draft: Draft) -> Planned:
-        """Say how a checkpoint is going to lie there: as its first author said, or as the policy says."""
+        """Say how a checkpoint is going to lie there: as its first author said, or as the policy says.
+
+        Raises
+        ------
+        TierError
+            If a store cannot be written; `RootAwayError` if the root of a group does not answer.
+        """
         plan = self._folder.planned(draft.directory, draft.token)
         if plan is None:
             if self._chains is None:
                 return Planned(Plan())
             plan = self._folder.plan(draft.directory, draft.token, self._chosen(draft, self._chains))
-        opened = [self._opened(draft.directory, link) for link in plan.needs.links]
+        parts = self._parts(draft, plan)
+        opened = [
+            parts[link].stored if link in parts else self._opened(draft.directory, link, planned=True)
+            for link in plan.needs.links
+        ]
         others = tuple(other for other in opened if other is not None)
-        source = None if plan.mix is None else self._opened(draft.directory, plan.mix.source)
+        source = None if plan.mix is None else self._opened(draft.directory, plan.mix.source, planned=True)
         if len(others) < len(opened) or (plan.mix is not None and source is None):
             self._folder.plan_whole(draft.directory, draft.token)
             return Planned(Plan())
-        return Planned(plan, others, source)
+        return Planned(plan, others, source, tuple(parts.values()))
+
+    def _parts(self, draft: Draft, plan: Plan) -> dict[BaseLink, PlannedPart]:
+        """Return what has to be written at roots of groups, by how the checkpoint is going to name it."""
+        parts = {}
+        for name, link in () if plan.apart is None else plan.apart.links:
+            if (link.generation, link.token) != (draft.generation, draft.token):
+                continue
+            assert plan.apart is not None
+            location = str(link.location)
+            try:
+                folder = open_root(self._folder, location)
+                clear_rivals(
+                    self._folder, folder, location=location, generation=draft.generation, token=draft.token
+                )
+                if folder.marker(link.directory) is not None:
+                    continue
+                part = draft.part_of(plan.apart.groups, name)
+                if part is not None and _link_of(part, location) == link:
+                    planned = Planner(folder, self._chains).planned(Draft.of(part))
+                    parts[link] = PlannedPart(location, folder, part, planned)
+            except TierError as error:
+                raise RootAwayError(f"the root of group {name}, {location}: {error}") from error
+        return parts
 
     def _chosen(self, draft: Draft, chains: ChainPolicy) -> Plan:
         """Return the plan by the policy; it names only what can be had."""
@@ -122,33 +197,76 @@ class Planner:
         base = choose_base(committed, chains, run=run, generation=generation, created_unix=draft.created_unix)
         newest = base or newest_before(committed, run=run, generation=generation)
         stored = None if newest is None else self._opened(draft.directory, newest.link)
+        older: tuple[str, ...] = ()
+        if stored is not None:
+            older = may_be_older(
+                draft.tree, draft.arrays, generation, stored=stored.manifest, groups=self._groups
+            )
+        apart = self._apart(draft, stored, older)
+        links = tuple(link for _, link in apart.links) if apart is not None else ()
         if stored is None:
-            return Plan()
-        older = may_be_older(
-            draft.tree, draft.arrays, generation, stored=stored.manifest, groups=self._groups
-        )
+            return Plan(Needs(refs=links), apart=apart)
         mix = Mix(stored.marker.link, self._groups, older) if older else None
         if base is not None:
-            return Plan(Needs(base.link), mix)
-        keys = keys_of(draft.tree, draft.arrays, self._groups, older)
-        if not (chains.max_references or keys):
-            return Plan(mix=mix)
-        sizes = {chunk.key: chunk.nbytes for spec in draft.arrays for chunk in spec.chunks}
-        refs = references(stored, draft.digests, sizes, limit=chains.max_references, older=keys)
-        return Plan(Needs(refs=refs), mix)
+            return Plan(Needs(base.link, links), mix, apart)
+        refs = self._references(draft, stored, chains, older=older, apart=apart)
+        # What is at its root is found there, whoever else had it before.
+        return Plan(Needs(refs=(*links, *(ref for ref in refs if ref not in links))), mix, apart)
 
-    def _opened(self, directory: str, link: BaseLink) -> StoredCheckpoint | None:
+    def _references(
+        self,
+        draft: Draft,
+        stored: StoredCheckpoint,
+        chains: ChainPolicy,
+        *,
+        older: Collection[str],
+        apart: Apart | None,
+    ) -> tuple[BaseLink, ...]:
+        names = {name for name, _ in apart.links} if apart is not None else set()
+        elsewhere = keys_of(draft.tree, draft.arrays, self._groups, names)
+        keys = keys_of(draft.tree, draft.arrays, self._groups, set(older) - names)
+        if not (chains.max_references or keys):
+            return ()
+        sizes = {chunk.key: chunk.nbytes for spec in draft.arrays for chunk in spec.chunks}
+        sizes = {key: nbytes for key, nbytes in sizes.items() if key not in elsewhere}
+        return references(stored, draft.digests, sizes, limit=chains.max_references, older=keys)
+
+    def _apart(self, draft: Draft, stored: StoredCheckpoint | None, older: Collection[str]) -> Apart | None:
+        """Say where the groups with roots lie: what did not change, or is not due, is there already."""
+        places = locations(self._folder.store, self._groups)
+        before: Mapping[str | None, StoredCheckpoint] = {}
+        if stored is not None and places:
+            before = {other.link.location: other for other in stored.others}
+        links = []
+        for name, location in places.items():
+            there = before.get(location)
+            if name in older:
+                if there is not None:
+                    links.append((name, there.link))
+                continue
+            part = draft.part_of(self._groups, name)
+            if part is None:
+                continue
+            same = there is not None and has_same_content(part, there.manifest)
+            links.append((name, there.link if same and there is not None else _link_of(part, location)))
+        return Apart(self._groups, tuple(links)) if links else None
+
+    def _opened(self, directory: str, link: BaseLink, *, planned: bool = False) -> StoredCheckpoint | None:
         """Open a checkpoint that another one is to need, and everything that it needs; None if it cannot be.
 
-        A chain that is broken already shall not get longer.
+        A chain that is broken already shall not get longer. If it is planned to be needed, `RootAwayError` is
+        raised where a root is away: that may come back, and nothing is written elsewhere in its place.
         """
         try:
-            marker = self._folder.marker(link.directory)
-            if marker is None or marker.link != link:
-                raise TierError(f"{link.directory} is gone, or another one")
-            stored = StoredCheckpoint(self._folder, marker)
+            stored = StoredCheckpoint.linked(self._folder, link, by=directory)
             stored.open_all()
         except FastCheckError as error:
+            if planned and isinstance(error, RootAwayError):
+                raise
             log.warning("%s is stored whole: %s", directory, error)
             return None
         return stored
+
+
+def _link_of(part: Manifest, location: str) -> BaseLink:
+    return replace(CommitMarker.of(part, part.to_bytes()).link, location=location)

@@ -70,12 +70,12 @@ def references(
     ShardUnavailableError, CorruptDataError
         If a checkpoint that `newest` needs is gone or damaged.
     """
-    wanted = {newest.holder_of(key).marker.link for key in older}
+    wanted = {newest.holder_of(key).link for key in older}
     holders = {}
     for key in (sizes.keys() & newest.manifest.chunks.keys()) - set(older):
-        marker = newest.holder_of(key).marker
-        if marker.base is None:
-            holders[key] = marker.link
+        holder = newest.holder_of(key)
+        if holder.marker.base is None:
+            holders[key] = holder.link
     found = digests(holders.keys())
     spared: dict[BaseLink, int] = {}
     for key, link in holders.items():

@@ -213,6 +213,12 @@ class Checkpoint(Mapping[str, LazyArray]):
         return self.manifest.created_unix
 
     @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Where parts of it lie outside of its location: groups at roots of their own."""
+        refs = () if self.reader.stored is None else self.reader.stored.marker.refs
+        return tuple(link.place for link in refs if link.location is not None)
+
+    @property
     def run(self) -> str:
         """Name of the run."""
         return self.manifest.run

@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fastcheck_dask.errors import CommitConflictError, ConfigError
+from fastcheck_dask.engine.roots import folder_name, unneeded
+from fastcheck_dask.errors import CommitConflictError, ConfigError, TierError
+from fastcheck_dask.ids import joined, parted
 from fastcheck_dask.inspection.leftovers import Kind, Leftover, find
 from fastcheck_dask.inspection.ranks import rank_folders, rank_prefix
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import COMMITS, CheckpointFolder, marker_path
 
 GRACE_SECONDS = 86400.0
 #: A save may write nothing for a while: its nodes may be busy, and clocks differ.
 LEAST_GRACE_SECONDS = 600.0
+_RECENT = "it was added to within the grace time: a save may be under way"
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,64 @@ def collect_all(
     dry_run: bool = False,
     now: Callable[[], float] = time.time,
 ) -> Collected:
-    """Do the same in the folders of all ranks, too; see :func:`collect`."""
+    """Do the same in the folders of all ranks, and at the roots of groups, too; see :func:`collect`."""
     found = collect(folder, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
     removed, kept = list(found.removed), list(found.kept)
+    of_roots = _collect_roots(folder, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
+    removed += of_roots.removed
+    kept += of_roots.kept
     for rank, part in rank_folders(folder, folder.store.list("")).items():
         of_rank = collect(part, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
         removed += [_named(one, rank) for one in of_rank.removed if one.kind is not Kind.TEMPORARY]
         kept += [(_named(one, rank), why) for one, why in of_rank.kept if one.kind is not Kind.TEMPORARY]
     return Collected(tuple(removed), tuple(kept))
+
+
+def _collect_roots(
+    folder: CheckpointFolder, *, grace_seconds: float, dry_run: bool, now: Callable[[], float]
+) -> Collected:
+    """Do the same where groups of checkpoints lie, and with what was committed there and nothing needs.
+
+    Only in folders of the run itself: of a copy of it, the original may need what the copy does not.
+    """
+    links = (link for marker in folder.committed() for link in marker.refs if link.location is not None)
+    removed: list[Leftover] = []
+    kept: list[tuple[Leftover, str]] = []
+    own = folder_name(folder.store)
+    for location, link in {str(link.location): link for link in links}.items():
+        try:
+            part = folder.at(link)
+            if parted(parted(location)[0])[1] != own:
+                continue
+            found = collect(part, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
+            removed += [_at(one, location) for one in found.removed]
+            kept += [(_at(one, location), why) for one, why in found.kept]
+            for marker in unneeded(folder, part, location=location):
+                if (one := _unneeded(part, marker.directory)).modified_unix > now() - grace_seconds:
+                    kept.append((_at(one, location), _RECENT))
+                    continue
+                if not dry_run:
+                    part.remove(marker.directory)
+                removed.append(_at(one, location))
+        except TierError as error:
+            kept.append((Leftover(Kind.UNNEEDED, location, 0, 0, 0.0), f"it cannot be looked at: {error}"))
+    return Collected(tuple(removed), tuple(kept))
+
+
+def _unneeded(part: CheckpointFolder, directory: str) -> Leftover:
+    marker = [stored for stored in part.store.listing(COMMITS) if stored.path == marker_path(directory)]
+    members = [*part.store.listing(directory), *marker]
+    return Leftover(
+        Kind.UNNEEDED,
+        directory,
+        len(members),
+        sum(stored.nbytes for stored in members),
+        max((stored.modified_unix for stored in members), default=0.0),
+    )
+
+
+def _at(leftover: Leftover, location: str) -> Leftover:
+    return replace(leftover, name=joined(location, leftover.name))
 
 
 def _named(leftover: Leftover, rank: int) -> Leftover:
@@ -117,7 +170,7 @@ def _named(leftover: Leftover, rank: int) -> Leftover:
 def _kept(folder: CheckpointFolder, leftover: Leftover, oldest: float) -> str | None:
     """Say why something is not removed; None if it is."""
     if leftover.modified_unix > oldest:
-        return "it was added to within the grace time: a save may be under way"
+        return _RECENT
     if leftover.kind is Kind.UNMARKED:
         return "it is complete, and its commit marker may have been lost"
     directory = leftover.name.partition("/")[0]

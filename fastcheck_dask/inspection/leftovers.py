@@ -24,6 +24,8 @@ class Kind(StrEnum):
     MANIFEST = "manifest"
     #: What a save meant to be stored against, that wrote nothing.
     PLAN = "plan"
+    #: A group that was committed at its root, and that no checkpoint of the run needs.
+    UNNEEDED = "unneeded"
     #: A file that a writer did not finish.
     TEMPORARY = "temporary"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fastcheck_dask.errors import CorruptDataError, ShardUnavailableError
+from fastcheck_dask.errors import CorruptDataError, RootAwayError, ShardUnavailableError
 from fastcheck_dask.inspection import leftovers
 from fastcheck_dask.inspection.contents import step_of
 from fastcheck_dask.inspection.leftovers import Leftover
@@ -36,7 +36,7 @@ class Listed:
     stored_bytes: int
     #: Directory of the checkpoint against which it is stored; None if it has no deltas.
     base: str | None
-    #: Directories of other checkpoints that have chunks of it.
+    #: Directories of other checkpoints that have chunks of it, in full those of other locations.
     refs: tuple[str, ...]
     #: Why it is not taken for healthy.
     flags: tuple[str, ...]
@@ -189,7 +189,7 @@ def _listed(folder: CheckpointFolder, marker: CommitMarker, known: _Sizes) -> Li
         # A link that is missing further down is told here, too.
         stored.open_all()
         problem = what_is_missing(manifest, sizes, keys=stored.own_keys, needs=marker.needs)
-    except (CorruptDataError, ShardUnavailableError) as error:
+    except (CorruptDataError, ShardUnavailableError, RootAwayError) as error:
         problem = str(error)
     return Listed(
         marker.generation,
@@ -202,7 +202,7 @@ def _listed(folder: CheckpointFolder, marker: CommitMarker, known: _Sizes) -> Li
         marker.raw_bytes,
         sum(sizes.values()) + known.manifest(marker.directory),
         None if marker.base is None else marker.base.directory,
-        tuple(link.directory for link in marker.refs),
+        tuple(link.place for link in marker.refs),
         marker.flags,
         marker.older,
         problem,

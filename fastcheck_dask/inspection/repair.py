@@ -11,7 +11,7 @@ from fastcheck_codecs import PrefixIndex
 from fastcheck_dask.engine.documents import exact_objects
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import FastCheckError
-from fastcheck_dask.ids import directory_name, parse_directory_name
+from fastcheck_dask.ids import directory_name, is_url, parse_directory_name
 from fastcheck_dask.inspection.chunks import ChunkReader, in_order
 from fastcheck_dask.inspection.verification import Fault, Verified, verify
 from fastcheck_dask.layout.casts import cast
@@ -102,6 +102,8 @@ def repair(folder: CheckpointFolder, marker: CommitMarker, found: Verified, sour
 
 def _is_elsewhere(name: str, marker: CommitMarker) -> bool:
     """Say whether an object belongs to a checkpoint that this one needs."""
+    if name.startswith("/") or is_url(name):
+        return True
     directory = name.partition("/")[0]
     return directory != marker.directory and parse_directory_name(directory) is not None
 

@@ -11,7 +11,7 @@ from fastcheck_codecs import PrefixIndex, encode_raw_into, max_encoded_nbytes
 
 from fastcheck_dask.engine.documents import exact_objects
 from fastcheck_dask.engine.encode import Bits
-from fastcheck_dask.errors import FastCheckError, ShardUnavailableError
+from fastcheck_dask.errors import FastCheckError, RootAwayError, ShardUnavailableError
 from fastcheck_dask.inspection.chunks import ChunkReader, decoded, in_order
 from fastcheck_dask.inspection.leftovers import Kind, find
 from fastcheck_dask.layout.chunks import Chunk
@@ -41,7 +41,7 @@ class Fault(StrEnum):
 class Problem:
     """One object that is not as it was saved."""
 
-    #: Name relative to the location.
+    #: Name relative to the location, or in full where it lies in another one.
     name: str
     fault: Fault
     detail: str
@@ -214,5 +214,6 @@ def _unexpected(folder: CheckpointFolder, directory: str, wanted: set[str]) -> l
 
 
 def _problem(name: str, error: FastCheckError, *, fatal: bool) -> Problem:
-    fault = Fault.MISSING if isinstance(error, ShardUnavailableError) else Fault.DAMAGED
+    away = isinstance(error, ShardUnavailableError | RootAwayError)
+    fault = Fault.MISSING if away else Fault.DAMAGED
     return Problem(name, fault, str(error), fatal=fatal)

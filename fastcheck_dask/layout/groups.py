@@ -1,4 +1,4 @@
-"""Groups of leaves that go to the object tier more rarely than the rest, and are older there. Pure."""
+"""Groups of leaves that go to the object tier more rarely than the rest, or elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from fastcheck_dask.config import Group
 from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.notes import OlderGroup
-from fastcheck_dask.layout.tree import children, is_array, walk
+from fastcheck_dask.layout.notes import Notes, OlderGroup
+from fastcheck_dask.layout.tree import children, is_array, walk, without
 
 #: Leaves by their paths.
 Leaves = dict[str, Any]
@@ -115,6 +115,35 @@ def with_older(
         nodes=(),
         notes=notes,
     )
+
+
+def part_of(manifest: Manifest, groups: Sequence[Group], name: str) -> Manifest | None:
+    """Return the manifest of one group of a checkpoint, as it lies at a root of its own.
+
+    Its tree has the leaves of the group, and nothing of the others. Like the digests, it depends on nothing
+    but the state, so that every author of a checkpoint makes the same; None if the group has no chunks.
+    """
+    leaves = leaves_of(manifest.tree, groups)[name]
+    paths = {node["path"] for node in leaves.values() if is_array(node)}
+    # Their sources may be of another group.
+    arrays = tuple(replace(spec, source=None) for spec in manifest.arrays if spec.path in paths)
+    if not any(spec.chunks for spec in arrays):
+        return None
+    others = {path for path, _ in walk(manifest.tree)} - leaves.keys()
+    return replace(
+        manifest,
+        tree=without(manifest.tree, others),
+        arrays=arrays,
+        digests={chunk.key: manifest.digests[chunk.key] for spec in arrays for chunk in spec.chunks},
+        layout=None,
+        nodes=(),
+        notes=Notes(),
+    )
+
+
+def has_same_content(one: Manifest, other: Manifest) -> bool:
+    """Say whether two manifests are of the same bits and values under the same names."""
+    return (one.tree, one.arrays, one.digests) == (other.tree, other.arrays, other.digests)
 
 
 def keys_of(

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.coordination.connect import sqlite_path
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.ids import is_url, normalised
 from fastcheck_dask.tiers.checkpoint_folder import CommitMarker
+from fastcheck_dask.tiers.s3_location import S3Location
 
 
 def place_of(checkpoint_dir: object) -> str:
@@ -63,6 +65,21 @@ def refuse_foreign_run(location: str, run: str, markers: Iterable[CommitMarker])
             raise ConfigError(
                 f"{location} holds checkpoints of run {marker.run}, not of {run}; "
                 f"give run_id={marker.run!r}, or another checkpoint_dir"
+            )
+
+
+def check_roots(location: str, groups: Iterable[Group]) -> None:
+    """Raise `ConfigError` if the root of a group is no location, or lies in the checkpoint directory."""
+    for group in groups:
+        if group.root is None:
+            continue
+        if group.root.startswith("s3:"):
+            S3Location.parse(group.root)
+        whole, root = (f"{one.partition('?')[0].rstrip('/')}/" for one in (location, group.root))
+        if root.startswith(whole):
+            raise ConfigError(
+                f"groups: the root of {group.name}, {group.root}, lies in the checkpoint directory; "
+                "give another place, or no root"
             )
 
 

@@ -12,6 +12,7 @@ from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.manifests import manifest_from_nodes
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.retention import Retention
+from fastcheck_dask.engine.roots import groups_from_text
 from fastcheck_dask.errors import FastCheckError, TierError
 from fastcheck_dask.master.duty import Leadership
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
@@ -121,6 +122,7 @@ async def persist_from_nodes(
         retention=Retention.from_text(description.keep),
         # Whole, and said so before anything is written: its agent may live after all, and write as well.
         chains=ChainPolicy(max_deltas=0),
+        groups=groups_from_text(description.groups),
     )
     await persister.persist(*found, record=record, source=None)
     await persister.retire()

@@ -16,7 +16,9 @@ from fastcheck_dask.errors import (
     CommitConflictError,
     ConfigError,
     CorruptDataError,
+    RootAwayError,
     ShardUnavailableError,
+    TierError,
     UnknownFormatError,
 )
 from fastcheck_dask.ids import directory_name, parse_directory_name
@@ -33,9 +35,11 @@ from fastcheck_dask.layout.zarr_tree import (
 )
 from fastcheck_dask.tiers import plans
 from fastcheck_dask.tiers.commit_marker import WHOLE, BaseLink, CommitMarker, Needs, Plan
+from fastcheck_dask.tiers.object_store import open_existing
 from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload
 
 __all__ = [
+    "COMMITS",
     "WHOLE",
     "BaseLink",
     "CheckpointFolder",
@@ -49,7 +53,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_COMMITS = f"{PRIVATE}/commits"
+#: Where the commit markers lie.
+COMMITS = f"{PRIVATE}/commits"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
 #: Documents that are written at once: they are small, and all but nothing beside the wait for the disk.
@@ -240,26 +245,35 @@ class CheckpointFolder:
         self.store.delete(plans.path_of(directory))
         self.plan(directory, token, Plan())
 
-    def needed_by(self, marker: CommitMarker, link: BaseLink) -> CommitMarker:
-        """Return the marker of a checkpoint that another one needs.
+    def at(self, link: BaseLink) -> CheckpointFolder:
+        """Return the location of a checkpoint that one of this location needs; raises `RootAwayError`."""
+        return self if link.location is None else CheckpointFolder(open_existing(link.location))
+
+    def linked(self, link: BaseLink, *, by: str) -> tuple[CheckpointFolder, CommitMarker]:
+        """Return a checkpoint that `by`, as messages call it, needs: its location, and its marker.
 
         Raises
         ------
         ShardUnavailableError
-            If it is gone.
+            If it is gone; `RootAwayError` if it lies in another location that does not answer.
         CorruptDataError
             If it is damaged, or another one.
         """
-        of = f"generation {marker.generation} ({marker.tag}) is stored against {link.directory}, which"
+        of = f"{by} is stored against {link.place}, which"
         try:
-            found = self.marker(link.directory)
+            folder = self.at(link)
+            found = folder.marker(link.directory)
         except CorruptDataError as error:
             raise CorruptDataError(f"{of} is damaged: {error}") from error
+        except TierError as error:
+            if link.location is None:
+                raise
+            raise RootAwayError(f"{of} cannot be reached: {error}") from error
         if found is None:
-            raise ShardUnavailableError(f"{of} is not in {self.store.location} any more")
-        if found.link != link:
+            raise ShardUnavailableError(f"{of} is not in {folder.store.location} any more")
+        if found.link != replace(link, location=None):
             raise CorruptDataError(f"{of} has token {found.token} and manifest {found.manifest_sha256}")
-        return found
+        return folder, found
 
     def clear_uncommitted(self, directory: str) -> None:
         """Remove what a failed attempt left of a checkpoint.
@@ -351,8 +365,8 @@ class CheckpointFolder:
     def survey(self) -> Survey:
         """Return the committed checkpoints, and the markers that cannot be read with the reason why."""
         committed, damaged = [], []
-        for path in self.store.list(_COMMITS):
-            name = path.removeprefix(f"{_COMMITS}/")
+        for path in self.store.list(COMMITS):
+            name = path.removeprefix(f"{COMMITS}/")
             if name.startswith("."):
                 continue
             try:
@@ -369,7 +383,7 @@ class CheckpointFolder:
 
     def newest_generation(self) -> int:
         """Return the highest generation that has a marker, be it a damaged one; 0 if there is none."""
-        names = (path.removeprefix(f"{_COMMITS}/") for path in self.store.list(_COMMITS))
+        names = (path.removeprefix(f"{COMMITS}/") for path in self.store.list(COMMITS))
         found = (parse_directory_name(name.removesuffix(_SUFFIX)) for name in names)
         return max((parsed[0] for parsed in found if parsed is not None), default=0)
 
@@ -428,8 +442,8 @@ class CheckpointFolder:
     def _present_marker(self, manifest: Manifest) -> CommitMarker | None:
         """Return the manifest's own marker if it is there; raise if its generation has another one."""
         own = directory_name(manifest.generation, manifest.tag)
-        for path in self.store.list(_COMMITS):
-            directory = path.removeprefix(f"{_COMMITS}/").removesuffix(_SUFFIX)
+        for path in self.store.list(COMMITS):
+            directory = path.removeprefix(f"{COMMITS}/").removesuffix(_SUFFIX)
             parsed = parse_directory_name(directory)
             if parsed is not None and parsed[0] == manifest.generation and directory != own:
                 raise CommitConflictError(
@@ -470,8 +484,8 @@ class CheckpointFolder:
 
     def _keys_here(self, manifest: Manifest, marker: CommitMarker) -> Iterable[str]:
         """Return the chunks that lie in the checkpoint's own directory."""
-        others = [self.load_manifest(self.needed_by(marker, link)) for link in marker.needs.links]
-        return keys_apart(manifest, others)
+        others = [self.linked(link, by=marker.called) for link in marker.needs.links]
+        return keys_apart(manifest, [folder.load_manifest(other) for folder, other in others])
 
     def _remove_data(self, directory: str) -> None:
         # The root document first: what is left of the tree then is nothing that zarr opens.
@@ -483,4 +497,4 @@ class CheckpointFolder:
 
 def marker_path(directory: str) -> str:
     """Return where the commit marker of a checkpoint lies, relative to the location."""
-    return f"{_COMMITS}/{directory}{_SUFFIX}"
+    return f"{COMMITS}/{directory}{_SUFFIX}"

@@ -11,35 +11,50 @@ from typing import Any
 
 from fastcheck_dask.config import Group
 from fastcheck_dask.errors import CorruptDataError, FastCheckError, UnknownFormatError
-from fastcheck_dask.ids import check_name, directory_name
+from fastcheck_dask.ids import check_name, directory_name, is_url, joined
 from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest, parse_json
 from fastcheck_dask.layout.notes import metrics_from_json, metrics_to_json
 
 FORMAT = "fastcheck-commit"
-#: A reader refuses every other. 3 has references or older groups, 2 a base, metrics or flags; else it is 1.
-FORMAT_VERSIONS = (1, 2, 3)
+#: A reader refuses every other. 4 refers to other locations, 3 has references or older groups, 2 a base,
+#: metrics or flags; else it is 1.
+FORMAT_VERSIONS = (1, 2, 3, 4)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
 class BaseLink:
-    """Which checkpoint another one needs, in the same location."""
+    """Which checkpoint another one needs."""
 
     generation: int
     tag: str
     token: str
     manifest_sha256: str
+    #: Where it lies, as `ids.normalised` spells it; None: in the same location.
+    location: str | None = None
 
     @property
     def directory(self) -> str:
         """Name of its directory."""
         return directory_name(self.generation, self.tag)
 
+    @property
+    def place(self) -> str:
+        """Its directory, as who looks for it from the location of the other finds it."""
+        return self.directory if self.location is None else joined(self.location, self.directory)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values; what lies in the same location says nothing of where."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @classmethod
     def from_document(cls, found: Any) -> BaseLink:
-        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
-        link = cls(**{name: found[name] for name in cls.__dataclass_fields__})
+        """Undo :meth:`to_document`; raises what :meth:`CommitMarker.from_bytes` translates."""
+        named = {name: found[name] for name in cls.__dataclass_fields__ if name != "location"}
+        link = cls(**named, location=found.get("location"))
         _check_identity(link)
+        if link.location is not None:
+            _check_location(link.location)
         return link
 
 
@@ -59,20 +74,28 @@ class Needs:
 
     @property
     def shown(self) -> str | None:
-        """Directory of the one that stock zarr's refusal names; None if the checkpoint is whole."""
-        return self.links[0].directory if self.links else None
+        """The one that stock zarr's refusal names; None if the checkpoint is whole."""
+        return self.links[0].place if self.links else None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values."""
+        base = None if self.base is None else self.base.to_document()
+        return {"base": base, "refs": [ref.to_document() for ref in self.refs]}
 
     @classmethod
     def from_document(cls, found: Any) -> Needs:
-        """Read what ``asdict`` wrote; raises what :meth:`CommitMarker.from_bytes` translates."""
+        """Undo :meth:`to_document`; raises what :meth:`CommitMarker.from_bytes` translates."""
         base = found.get("base")
         refs = found.get("refs", ())
         if not isinstance(refs, list | tuple):
             raise TypeError(f"refs are {refs!r:.200}")
-        return cls(
+        needs = cls(
             None if base is None else BaseLink.from_document(base),
             tuple(BaseLink.from_document(ref) for ref in refs),
         )
+        if needs.base is not None and needs.base.location is not None:
+            raise ValueError("a base lies in another location")
+        return needs
 
 
 WHOLE = Needs()
@@ -95,11 +118,39 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """That some groups of a checkpoint are going to lie at roots of their own."""
+
+    #: All groups of the run.
+    groups: tuple[Group, ...]
+    #: For each group that does, its name and the checkpoint that is there or is to be written.
+    links: tuple[tuple[str, BaseLink], ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "groups": [asdict(group) for group in self.groups],
+            "links": {name: link.to_document() for name, link in self.links},
+        }
+
+    @classmethod
+    def from_document(cls, found: Any) -> Apart:
+        """Undo :meth:`to_document`; raises what :meth:`CommitMarker.from_bytes` translates."""
+        groups = tuple(Group(**group) for group in found["groups"])
+        links = tuple((str(name), BaseLink.from_document(link)) for name, link in found["links"].items())
+        if any(link.location is None for _, link in links):
+            raise ValueError("a group lies apart, and it is not said where")
+        return cls(groups, links)
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a checkpoint is going to lie in the object tier, as its first author says."""
 
+    #: Those at roots of their own are among the references.
     needs: Needs = WHOLE
     mix: Mix | None = None
+    apart: Apart | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +186,11 @@ class CommitMarker:
         return directory_name(self.generation, self.tag)
 
     @property
+    def called(self) -> str:
+        """How messages call it."""
+        return f"generation {self.generation} ({self.tag})"
+
+    @property
     def link(self) -> BaseLink:
         """How another checkpoint names this one."""
         return BaseLink(self.generation, self.tag, self.token, self.manifest_sha256)
@@ -159,11 +215,12 @@ class CommitMarker:
 
     def to_bytes(self) -> bytes:
         """Return the marker as canonical JSON."""
-        document: dict[str, Any] = asdict(self)
+        document: dict[str, Any] = asdict(self) | self.needs.to_document()
         document["metrics"] = metrics_to_json(self.metrics)
         document = {name: v for name, v in document.items() if name not in _OPTIONAL or v}
         document["format"] = FORMAT
-        document["version"] = _version(document.keys())
+        elsewhere = any(ref.location is not None for ref in self.refs)
+        document["version"] = 4 if elsewhere else _version(document.keys())
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -209,7 +266,8 @@ class CommitMarker:
         if not all(isinstance(word, str) for word in (*self.flags, *self.older)):
             raise TypeError(f"flags are {self.flags!r}, older groups {self.older!r}")
         for link in self.needs.links:
-            if link.generation >= self.generation:
+            # What lies at another root is a checkpoint of its own, also of the same generation.
+            if link.generation >= self.generation + (link.location is not None):
                 raise ValueError(f"generation {self.generation} needs {link.generation}")
 
 
@@ -227,6 +285,11 @@ def _check_identity(found: CommitMarker | BaseLink) -> None:
         raise TypeError(f"token is {found.token!r}")
     if not _SHA256.match(found.manifest_sha256):
         raise ValueError(f"manifest_sha256 is {found.manifest_sha256!r}")
+
+
+def _check_location(location: object) -> None:
+    if not isinstance(location, str) or not (location.startswith("/") or is_url(location)):
+        raise ValueError(f"a location is {location!r}, neither an absolute path nor a URL")
 
 
 def _check_natural(value: Any, name: str) -> None:

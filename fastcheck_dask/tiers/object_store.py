@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from fastcheck_dask.errors import ConfigError
+from fastcheck_dask.errors import ConfigError, RootAwayError, TierError
 from fastcheck_dask.ids import is_url
 from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.s3_location import S3Location
@@ -55,6 +55,27 @@ def open_store(location: str, *, sleep: Callable[[float], None] = time.sleep) ->
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
         raise ConfigError(f"checkpoint directory {location!r}: wanted file:///absolute/path")
     return FolderStore(parts.path, sleep=sleep)
+
+
+def is_there(location: str) -> bool:
+    """Say whether a folder is there, and make none; of what is behind a URL only asking tells."""
+    return is_url(location) or Path(location).is_dir()
+
+
+def open_existing(location: str) -> ObjectStore:
+    """Return the store at a location in which something was written; a folder is not made.
+
+    Raises
+    ------
+    RootAwayError
+        If it is not there, or cannot be opened.
+    """
+    if not is_there(location):
+        raise RootAwayError(f"{location} is not there: look whether its file system is mounted")
+    try:
+        return open_store(location)
+    except (TierError, ConfigError) as error:
+        raise RootAwayError(f"{location} cannot be opened: {error}") from error
 
 
 def is_remote(location: str) -> bool:

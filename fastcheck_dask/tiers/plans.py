@@ -8,7 +8,7 @@ from dataclasses import asdict
 from fastcheck_dask.errors import CommitConflictError, CorruptDataError, FastCheckError, ShardUnavailableError
 from fastcheck_dask.layout.manifest import parse_json
 from fastcheck_dask.layout.zarr_tree import PRIVATE
-from fastcheck_dask.tiers.commit_marker import Mix, Needs, Plan
+from fastcheck_dask.tiers.commit_marker import Apart, Mix, Needs, Plan
 from fastcheck_dask.tiers.store import ObjectStore
 
 
@@ -35,9 +35,13 @@ def planned(store: ObjectStore, directory: str, token: str) -> Plan | None:
         found = parse_json(data, where)
         if found["token"] != token:
             return None
-        mix = found.get("mix")
+        mix, apart = found.get("mix"), found.get("apart")
         needs = Needs.from_document({"base": found["base"], "refs": found.get("refs", ())})
-        return Plan(needs, None if mix is None else Mix.from_document(mix))
+        return Plan(
+            needs,
+            None if mix is None else Mix.from_document(mix),
+            None if apart is None else Apart.from_document(apart),
+        )
     except CorruptDataError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, FastCheckError) as error:
@@ -51,7 +55,9 @@ def plan(store: ObjectStore, directory: str, token: str, *, wanted: Plan) -> Pla
     not declare to be there.
     """
     document = {"token": token, "mix": None if wanted.mix is None else asdict(wanted.mix)}
-    data = json.dumps(document | asdict(wanted.needs)).encode()
+    if wanted.apart is not None:
+        document["apart"] = wanted.apart.to_document()
+    data = json.dumps(document | wanted.needs.to_document()).encode()
     for _ in range(2):
         if store.create(path_of(directory), data):
             return wanted

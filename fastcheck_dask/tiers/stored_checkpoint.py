@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 from fastcheck_codecs import CodecError, PrefixIndex, RawRoom, XorDelta, is_delta
 
-from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
+from fastcheck_dask.errors import CorruptDataError, RootAwayError, ShardCorruptError, TierError
+from fastcheck_dask.ids import joined
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.sharing import keys_apart, left_to
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
 
 Bits = npt.NDArray[np.uint8]
 
@@ -30,6 +32,8 @@ class StoredCheckpoint:
         Its marker; names the base.
     manifest : Manifest, optional
         Its manifest, read if it is not given.
+    location : str, optional
+        That of `folder`, if it was come to from another location.
 
     Raises
     ------
@@ -43,12 +47,19 @@ class StoredCheckpoint:
     """
 
     def __init__(
-        self, folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest | None = None
+        self,
+        folder: CheckpointFolder,
+        marker: CommitMarker,
+        manifest: Manifest | None = None,
+        *,
+        location: str | None = None,
     ) -> None:
         self.marker = marker
         self.manifest = folder.load_manifest(marker) if manifest is None else manifest
-        self._folder = folder
+        self._folder, self._location = folder, location
         self._others: tuple[StoredCheckpoint, ...] | None = None
+        #: Why they could not be opened: who reads chunk by chunk shall not wait for it each time.
+        self._away: str | None = None
         self._opening = threading.Lock()
 
     @property
@@ -59,12 +70,56 @@ class StoredCheckpoint:
         ------
         ShardUnavailableError, CorruptDataError
             If one is gone or damaged: the message names it.
+        RootAwayError
+            If one lies in another location, which does not answer.
         """
         with self._opening:
+            if self._away is not None:
+                raise RootAwayError(self._away)
             if self._others is None:
-                markers = [self._folder.needed_by(self.marker, link) for link in self.marker.needs.links]
-                self._others = tuple(StoredCheckpoint(self._folder, marker) for marker in markers)
+                try:
+                    self._others = tuple(map(self._needed, self.marker.needs.links))
+                except RootAwayError as error:
+                    self._away = str(error)
+                    raise
             return self._others
+
+    def _needed(self, link: BaseLink) -> StoredCheckpoint:
+        if None not in (self._location, link.location):
+            # Only the checkpoints of a run refer to other locations; two of them could refer to each other.
+            raise CorruptDataError(f"{self.link.place}, of another location, needs {link.place} of a third")
+        return self.linked(self._folder, link, by=self.marker.called, location=self._location)
+
+    @classmethod
+    def linked(
+        cls, folder: CheckpointFolder, link: BaseLink, *, by: str, location: str | None = None
+    ) -> StoredCheckpoint:
+        """Open a checkpoint that another one needs; raises as `others` does.
+
+        Parameters
+        ----------
+        folder : CheckpointFolder
+            Where the other one lies.
+        link : BaseLink
+            Of the checkpoint.
+        by : str
+            The other one, for messages.
+        location : str, optional
+            That of `folder`, if it was come to from another location.
+        """
+        there, marker = folder.linked(link, by=by)
+        location = location if link.location is None else link.location
+        try:
+            return cls(there, marker, location=location)
+        except TierError as error:
+            if location is None:
+                raise
+            raise RootAwayError(f"{link.place} cannot be read: {error}") from error
+
+    @property
+    def link(self) -> BaseLink:
+        """How another checkpoint names this one, from where it was come to."""
+        return replace(self.marker.link, location=self._location)
 
     @property
     def base(self) -> StoredCheckpoint | None:
@@ -87,8 +142,16 @@ class StoredCheckpoint:
         return self if number is None else self.others[number].holder_of(key)
 
     def place_of(self, key: str) -> str:
-        """Return where a chunk lies, relative to the location; raises as `others` does."""
-        return f"{self.holder_of(key).marker.directory}/{key}"
+        """Return where a chunk lies, relative to the location or in full; raises as `others` does."""
+        return self.holder_of(key)._named(key)
+
+    def _named(self, name: str) -> str:
+        path = f"{self.marker.directory}/{name}"
+        return path if self._location is None else joined(self._location, path)
+
+    @property
+    def _where(self) -> str:
+        return f"the object tier ({self.link.place})"
 
     def read(self, key: str, *, out: Bits | None = None) -> tuple[Bits, int]:
         """Read one chunk.
@@ -116,7 +179,7 @@ class StoredCheckpoint:
         out = np.empty(nbytes, np.uint8) if out is None else out
         if (holder := self.holder_of(key)) is not self:
             return holder.read(key, out=out)
-        where = f"the object tier ({self.marker.directory})"
+        where = self._where
         try:
             received = self._read_own(key, self.base, out)
         except CodecError as error:
@@ -149,8 +212,7 @@ class StoredCheckpoint:
         try:
             return not is_delta(self._folder.read_chunk(self.marker.directory, key))
         except CodecError as error:
-            where = f"the object tier ({self.marker.directory})"
-            raise ShardCorruptError(key, where, self.manifest.digests[key], str(error)) from error
+            raise ShardCorruptError(key, self._where, self.manifest.digests[key], str(error)) from error
 
     def _before(self, base: StoredCheckpoint | None, key: str) -> tuple[Bits, int]:
         """Return the bits that a delta was made against."""

@@ -17,9 +17,19 @@ def entries() -> MemoryEntries:
     return SharedEntries().session()
 
 
-@given(st.builds(RunDescription, location=st.text(), persist_every=st.integers(), keep=st.text()))
+@given(
+    st.builds(
+        RunDescription, location=st.text(), persist_every=st.integers(), keep=st.text(), groups=st.text()
+    )
+)
 def test_description_round_trip(description: RunDescription) -> None:
     assert RunDescription.from_bytes(description.to_bytes()) == description
+
+
+def test_description_of_an_older_version_is_read() -> None:
+    assert RunDescription.from_bytes(b'{"location":"/a","persist_every":1}') == RunDescription("/a", 1)
+    with pytest.raises(UnknownFormatError):
+        RunDescription.from_bytes(b'{"location":"/a","persist_every":1,"groups":[]}')
 
 
 @pytest.mark.parametrize("data", [b"", b"1", b"{}", b'{"location": 1, "persist_every": 1}', b"\xff"])

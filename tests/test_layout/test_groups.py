@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.config import Group
 from fastcheck_dask.errors import ConfigError
-from fastcheck_dask.layout.groups import keys_of, leaves_of, may_be_older, with_older
+from fastcheck_dask.layout.groups import (
+    has_same_content,
+    keys_of,
+    leaves_of,
+    may_be_older,
+    part_of,
+    with_older,
+)
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import flatten
 
@@ -143,3 +150,41 @@ def test_leaf_belongs_to_the_first_group_that_matches():
 def test_group_that_cannot_be_is_refused(arguments):
     with pytest.raises(ConfigError):
         Group(*arguments)
+
+
+@given(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2))
+def test_part_has_all_of_its_group_and_nothing_else(embed, head, rest):
+    manifest = manifest_of(3, state_of(embed, head, rest))
+    for name, leaves in leaves_of(manifest.tree, GROUPS).items():
+        part = part_of(manifest, GROUPS, name)
+        if not leaves:
+            assert part is None
+            continue
+        assert dict(leaves_of(part.tree, GROUPS))[name] == leaves
+        assert part.digests.keys() == keys_of(manifest.tree, manifest.arrays, GROUPS, [name])
+        assert all(manifest.digests[key] == digest for key, digest in part.digests.items())
+        assert Manifest.from_bytes(part.to_bytes()).to_bytes() == part.to_bytes()
+        # It depends on the group alone, and on all of it.
+        other = part_of(manifest_of(9, state_of(embed, head, rest + 1)), GROUPS, name)
+        assert has_same_content(part, other)
+        changed = part_of(manifest_of(9, state_of(embed + 1, head + 1, rest)), GROUPS, name)
+        assert not has_same_content(part, changed)
+
+
+def test_part_of_a_group_without_chunks_is_none():
+    state = {"count": 3, "head": np.float32([1]), "rest": np.ones(400)}
+    assert part_of(manifest_of(1, state), GROUPS, "often") is None
+
+
+def test_root_is_made_absolute_and_its_group_can_name_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Group("g", "*", root="shared/").root == str(tmp_path / "shared")
+    assert Group("g", "*", root=tmp_path / "x" / ".." / "y").root == str(tmp_path / "y")
+    assert Group("g", "*", root=f"file://{tmp_path}/z").root == f"{tmp_path}/z"
+    assert Group("g", "*", root="s3://bucket/shared/?endpoint=http://h:1").root == (
+        "s3://bucket/shared?endpoint=http%3A%2F%2Fh%3A1"
+    )
+    assert Group("a b", "*").root is None
+    for name, root in [("a/b", "/x"), ("..", "/x"), ("g", ""), ("g", 7), ("g", "http://x/y"), ("g", b"/x")]:
+        with pytest.raises(ConfigError, match="group"):
+            Group(name, "*", root=root)

@@ -123,6 +123,9 @@ def test_groups_need_incremental_persisting_and_names_of_their_own(tmp_path: Any
         ([{"name": "a"}], {"persist": "incremental"}),
         ([3], {"persist": "incremental"}),
         ([group], {"persist": "incremental", "rank": 0, "world_size": 2}),
+        ([Group("a", "model/*", root=tmp_path / "objects")], {"persist": "incremental"}),
+        ([Group("a", "model/*", root=tmp_path / "objects/a")], {"persist": "incremental"}),
+        ([{"name": "a", "match": "*", "root": "gs://a/b"}], {"persist": "incremental"}),
     ]:
         with pytest.raises(ConfigError, match="groups"):
             FastCheckManager(tmp_path / "objects", groups=groups, **options)

@@ -29,7 +29,7 @@ def bad_markers():
         "raw_bytes": [-1, None, 1.5],
         "created_unix": ["now", None, True, 10**400],
         "format": ["other", None],
-        "version": [4, "1", None],
+        "version": [5, "1", None],
     }
     for name, values in changes.items():
         yield from (json.dumps(good | {name: value}).encode() for value in values)
@@ -95,6 +95,39 @@ def test_marker_with_references_comes_back_and_is_of_version_3():
         assert json.loads(one.to_bytes())["version"] == 3
         assert CommitMarker.from_bytes(one.to_bytes()) == one
     assert REFERRING.needs.shown == "00000001-r"
+
+
+ELSEWHERE = BaseLink(3, "t", "author", "4" * 64, "/shared/run-7-0a1b/backbone")
+
+
+def test_marker_that_refers_to_another_location_comes_back_and_is_of_version_4():
+    for one in (replace(MARKER, refs=(ELSEWHERE,)), replace(REFERRING, refs=(ELSEWHERE, *REFERRING.refs))):
+        assert json.loads(one.to_bytes())["version"] == 4
+        assert CommitMarker.from_bytes(one.to_bytes()) == one
+    assert replace(MARKER, refs=(ELSEWHERE,)).needs.shown == "/shared/run-7-0a1b/backbone/00000003-t"
+    assert "location" not in REFERRING.to_bytes().decode()
+
+
+def test_frozen_marker_that_refers_to_another_location_stays_readable_and_its_bytes_the_same():
+    """Written once by version 4 of the format; never to be regenerated."""
+    data = FROZEN.with_name("marker_v4.json").read_bytes().strip()
+    one = replace(REFERRING, base=DELTA.base, refs=(ELSEWHERE, *REFERRING.refs))
+    assert CommitMarker.from_bytes(data) == one
+    assert one.to_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"refs": [vars(ELSEWHERE) | {"location": location}]}
+        for location in ("", "shared", "../shared", 7, ["/shared"])
+    ]
+    + [{"base": vars(ELSEWHERE) | {"generation": 1}}, {"refs": [vars(ELSEWHERE) | {"generation": 4}]}],
+)
+def test_marker_that_refers_to_no_place_or_to_later_ones_is_refused(changes):
+    document = json.loads(MARKER.to_bytes()) | {"version": 4} | changes
+    with pytest.raises(CorruptDataError):
+        CommitMarker.from_bytes(json.dumps(document).encode())
 
 
 def test_frozen_marker_with_references_stays_readable_and_its_bytes_the_same():

@@ -1,0 +1,85 @@
+"""Groups with roots of their own: the trainer is killed, and its nodes write both locations."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastcheck_dask import FastCheckManager
+from fastcheck_dask.inspection.verification import verify
+from fastcheck_dask.testing.cluster import StorageCluster
+from fastcheck_dask.testing.faults import wait_until
+from fastcheck_dask.testing.training import QUICK, TrainingHost, assert_is_state, state_at
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.object_store import open_store
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[StorageCluster]:
+    with StorageCluster(tmp_path / "cluster", 3) as found:
+        yield found
+
+
+def options_of(root: str) -> dict[str, Any]:
+    group = {"name": "cold", "match": "model/w[0-2]", "root": root}
+    return {"num_shards": 2, "persist": "incremental", "max_deltas": 1, "groups": [group]}
+
+
+def folder_at(location: str) -> CheckpointFolder:
+    return CheckpointFolder(open_store(location))
+
+
+def assert_lies_apart(folder: CheckpointFolder) -> None:
+    """Raise unless every checkpoint is intact, and has its group elsewhere."""
+    for marker in folder.committed():
+        assert [ref.location for ref in marker.refs if ref.location]
+        assert verify(folder, marker).intact
+    assert not [path for path in folder.store.list("") if "/model/w0/c" in path]
+
+
+@pytest.mark.slow
+def test_trainer_killed_nodes_write_the_group_to_its_root(
+    tmp_path: Path, nodes: StorageCluster, trainer_of: Callable[..., Any]
+) -> None:
+    with TrainingHost(tmp_path, nodes.coordinator, options_of(str(tmp_path / "shared"))) as host:
+        trainer = trainer_of(host)
+        for step in (1, 2, 3):
+            trainer.tell(f"save {step}")
+            trainer.expect(f"peers {step}")
+        trainer.kill()
+        trainer.kill_agent()
+        shutil.rmtree(host.shared_memory, ignore_errors=True)
+        folder = folder_at(str(host.objects))
+        # The master of the nodes finishes what the agent did not.
+        wait_until(lambda: "step3" in [m.tag for m in folder.committed()], "the last checkpoint", seconds=60)
+        assert_lies_apart(folder)
+        for name in ("n0", "n1", "n2"):
+            nodes.kill(name)
+        assert_is_state(host.load_elsewhere()[0], 3)
+
+
+def test_nodes_write_a_group_to_s3_and_the_rest_to_a_folder(
+    tmp_path: Path, nodes: StorageCluster, s3_location: str
+) -> None:
+    options = QUICK | options_of(s3_location) | {"keep_last": 1}
+    objects = tmp_path / "objects"
+    with FastCheckManager(
+        objects, coordinator=nodes.coordinator, local_dir=tmp_path / "shm", **options
+    ) as manager:
+        for step in (1, 2, 3):
+            manager.save_async(state_at(step), f"step{step}").wait("object", timeout=60.0)
+    folder = folder_at(str(objects))
+    assert_lies_apart(folder)
+    link = folder.committed()[-1].refs[0]
+    assert link.location is not None
+    assert link.location.startswith(s3_location.partition("?")[0])
+    assert "step3" in [m.tag for m in folder_at(link.location).committed()]
+    for name in ("n0", "n1", "n2"):
+        nodes.kill(name)
+    own = options | {"coordinator": f"sqlite:///{tmp_path}/own.db", "num_shards": "auto"}
+    with FastCheckManager(objects, local_dir=tmp_path / "elsewhere", **own) as fresh:
+        assert_is_state(fresh.load(), 3)
