@@ -66,7 +66,7 @@ def test_compact_cut_short_at_every_write_can_be_repeated(chain, monkeypatch):
 
 @pytest.mark.slow
 def test_compact_by_dask_workers(chain):
-    with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         done = list(compact(chain.location, tag=None, scheduler=cluster.scheduler_address))
     assert [one.chunks > 0 for one in done] == [False, True, True]
     assert all(m.base is None for m in chain.run.folder.committed())
