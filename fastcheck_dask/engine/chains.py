@@ -11,8 +11,6 @@ from fastcheck_dask.tiers.commit_marker import CommitMarker
 #: Until a checkpoint is written whole again: deltas at most, and hours at most.
 MAX_DELTAS = 3
 FULL_HOURS = 24.0
-#: Checkpoints that one without a base may refer to, at most.
-MAX_REFERENCES = 4
 
 
 @dataclass(frozen=True)

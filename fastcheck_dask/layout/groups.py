@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +10,7 @@ from fastcheck_dask.config import Group
 from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.notes import Notes, OlderGroup
-from fastcheck_dask.layout.tree import children, is_array, walk, without
+from fastcheck_dask.layout.tree import children, is_array, matcher, walk, without
 
 #: Leaves by their paths.
 Leaves = dict[str, Any]
@@ -24,7 +22,7 @@ def leaves_of(tree: Any, groups: Sequence[Group]) -> dict[str, Leaves]:
     A tensor goes by the path under which it is stored: one that has several names (tied weights) has one
     group.
     """
-    matchers = [(g.name, re.compile("|".join(map(fnmatch.translate, g.patterns))).match) for g in groups]
+    matchers = [(group.name, matcher(group.patterns)) for group in groups]
     found: dict[str, Leaves] = {group.name: {} for group in groups}
     for path, node in walk(tree):
         stored = node["path"] if is_array(node) else path
