@@ -134,6 +134,13 @@ def cpus(value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
+def bytes_a_second(value: Any) -> float:
+    """Return bytes a second, from a number or a text like "64 MiB" or "64 MiB/s"."""
+    if value is None or isinstance(value, bool):
+        raise ValueError("bytes a second are wanted, such as '64 MiB'")
+    return float(parse_bytes(value.strip().removesuffix("/s") if isinstance(value, str) else value))
+
+
 def bandwidth(value: Any) -> float | None:
     """Return bytes a second, from a size ("125 MB") or from bits ("1 Gbit")."""
     if value is None:
@@ -141,10 +148,7 @@ def bandwidth(value: Any) -> float | None:
     if isinstance(value, bool):
         raise ValueError("a bandwidth is wanted, such as '1 Gbit' or '125 MB'")
     bits = _BITS.fullmatch(value.strip()) if isinstance(value, str) else None
-    if bits is not None:
-        rate = float(bits[1]) * _DECIMAL[bits[2].lower()] / 8
-    else:
-        rate = float(parse_bytes(value.strip().removesuffix("/s") if isinstance(value, str) else value))
+    rate = bytes_a_second(value) if bits is None else float(bits[1]) * _DECIMAL[bits[2].lower()] / 8
     if not LOWEST_LIMIT_BYTES <= rate < math.inf:
         # Nodes end transfers of less than 1 MB/s, and some messages are on their way at once.
         raise ValueError(f"at least {LOWEST_LIMIT_BYTES:,.0f} bytes (100 Mbit) a second are wanted")

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dask.utils import parse_bytes, parse_timedelta
-
+from fastcheck_dask import option_values as values
 from fastcheck_dask.config import Reader
 
 #: The options, and the fields of `Background` that they set.
@@ -69,9 +68,7 @@ def background(**overrides: Any) -> Background:
 
 
 def _seconds(value: Any) -> float:
-    if value is None or isinstance(value, bool):
-        raise ValueError("a time is wanted, such as '10 minutes'")
-    seconds = float(parse_timedelta(value))
+    seconds = values.seconds(value)
     if not math.isfinite(seconds):
         raise ValueError("a time is wanted, such as '10 minutes'")
     return seconds
@@ -82,9 +79,7 @@ def _seconds_or_never(value: Any) -> float:
 
 
 def _rate(value: Any) -> float:
-    if value is None or isinstance(value, bool):
-        raise ValueError("bytes a second are wanted, such as '64 MiB'")
-    rate = float(parse_bytes(value.strip().removesuffix("/s") if isinstance(value, str) else value))
+    rate = values.bytes_a_second(value)
     if not math.isfinite(rate):
         raise ValueError("bytes a second are wanted, such as '64 MiB'")
     return rate
