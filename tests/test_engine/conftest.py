@@ -131,6 +131,16 @@ class Rig:
             self.persister.persist(saved.manifest, saved.manifest_bytes, record=saved.record, source=source)
         )
 
+    def remove_before_publishing(self, directory: str) -> None:
+        """Have a checkpoint removed just before the next one is published."""
+        publish = self.persister.publish
+
+        def late(*arguments: Any) -> None:
+            self.folder.remove(directory)
+            publish(*arguments)
+
+        self.persister.publish = late  # type: ignore[method-assign]
+
     def save_to_objects(self, state: Any, tag: str = "t") -> Saved:
         """Save as an agent without nodes does."""
         snapshot = self.snapshot(state, tag)

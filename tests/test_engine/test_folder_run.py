@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from fastcheck_dask.errors import (
     ShardUnavailableError,
     UnrecoverableError,
 )
+from fastcheck_dask.testing.dying_store import Death, DyingStore
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.folder_store import FolderStore
 from fastcheck_dask.tiers.process_lock import ProcessLock
@@ -144,32 +144,11 @@ def test_compacted_checkpoints_are_whole_and_bases_can_go(tmp_path):
         list(compact(str(tmp_path), tag="s9"))
 
 
-class Killing:
-    """A store that kills its process with SIGKILL before or after the n-th call that changes something."""
-
-    def __init__(self, root, left, *, after):
-        self._store, self._left, self._after = FolderStore(root), left, after
-        self.location = self._store.location
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name):
-        method = getattr(self._store, name)
-        if name not in ("write", "create", "delete", "delete_tree", "sync"):
-            return method
-
-        def call(*arguments):
-            # Several threads write.
-            with self._lock:
-                self._left -= 1
-                is_it = not self._left
-            if is_it and not self._after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = method(*arguments)
-            if is_it:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return call
+def dying(root, at, *, after):
+    """Return a store that kills its process with SIGKILL before or after the n-th change."""
+    return DyingStore(
+        FolderStore(root), Death(at, after=after, die=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    )
 
 
 def killed(action):
@@ -203,7 +182,7 @@ def test_saver_killed_at_every_store_call_leaves_the_old_or_the_new_one(tmp_path
             run.save(steps[step], f"s{step}", whole=True)
         before = directories(run)
         assert before == ["00000002-s1"]
-        store = Killing(str(path), calls, after=after)
+        store = dying(str(path), calls, after=after)
         options = {"store": store, "last": 1} | policy
         if not killed(lambda path=path, options=options: make(path, **options).save(steps[2], "s2")):
             assert [m.refs != () for m in run.folder.committed()] == [False, "max_references" in policy]

@@ -15,6 +15,7 @@ from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.retention import Retention
 from fastcheck_dask.errors import CorruptDataError, TierError, UnrecoverableError
 from fastcheck_dask.inspection.verification import verify
+from fastcheck_dask.testing.dying_store import Death, DyingStore
 
 GROUPS = (Group("rare", "embed*", 3),)
 POLICIES = [ChainPolicy(0, max_references=4), ChainPolicy(2, max_references=4), ChainPolicy(2)]
@@ -180,27 +181,7 @@ def test_author_that_dies_at_any_store_call_leaves_nothing_mixed_by_chance(rig, 
         save(run, states, 0, nodes=4)
         saved = run.save(state_of(states, 1), "s1")
         store = run.folder.store
-
-        class Dying:
-            location, left = store.location, calls
-
-            def __getattr__(self, name, store=store):
-                method = getattr(store, name)
-                if name not in ("write", "create", "delete", "delete_tree", "sync"):
-                    return method
-
-                def call(*arguments):
-                    self.left -= 1
-                    if self.left <= 0 and not after:
-                        raise TierError("it dies")
-                    result = method(*arguments)
-                    if self.left <= 0:
-                        raise TierError("it dies")
-                    return result
-
-                return call
-
-        run.folder.store = Dying()
+        run.folder.store = DyingStore(store, Death(calls, after=after))
         try:
             run.persist(saved)
             finished = True

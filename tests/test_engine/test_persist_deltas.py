@@ -171,13 +171,7 @@ def test_publish_refuses_a_delta_whose_base_is_gone(rig, states):
     run = rig(chains=ChainPolicy())
     run.persist(run.save(frozen(states, 0), "s0"))
     saved = run.save(frozen(states, 1), "s1")
-    publish = run.persister.publish
-
-    def late(*arguments):
-        run.folder.remove("00000001-s0")
-        publish(*arguments)
-
-    run.persister.publish = late
+    run.remove_before_publishing("00000001-s0")
     with pytest.raises(LookupError, match="stored against 00000001-s0, which is not in"):
         run.persist(saved)
     assert run.folder.committed() == []

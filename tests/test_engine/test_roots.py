@@ -41,6 +41,7 @@ from fastcheck_dask.inspection.garbage import collect_all
 from fastcheck_dask.inspection.overview import overview
 from fastcheck_dask.inspection.repair import Sources, repair
 from fastcheck_dask.inspection.verification import verify
+from fastcheck_dask.testing.dying_store import Death, DyingStore
 from fastcheck_dask.tiers import checkpoint_folder
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
 from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
@@ -354,41 +355,17 @@ def test_root_that_is_full_is_named(rig, states, folder_root, monkeypatch):
 # ---- crashes
 
 
-class Dying:
-    """A location whose process dies at its n-th change of any store, before or after it."""
-
-    left = 0
-    after = False
-
-    def __init__(self, store):
-        self._store, self.location = store, store.location
-
-    def __getattr__(self, name):
-        method = getattr(self._store, name)
-        if name not in ("write", "create", "delete", "delete_tree", "sync"):
-            return method
-
-        def call(*arguments):
-            Dying.left -= 1
-            if Dying.left <= 0 and not Dying.after:
-                raise TierError("it dies")
-            result = method(*arguments)
-            if Dying.left <= 0:
-                raise TierError("it dies")
-            return result
-
-        return call
-
-
 @pytest.fixture
 def dying(monkeypatch):
     """Return what makes the process die at a store call, and what lets the next one live."""
 
     def die(run, calls, *, after):
-        Dying.left, Dying.after = calls, after
-        run.folder.store = Dying(run.folder.store)
-        monkeypatch.setattr(roots, "open_store", lambda where: Dying(open_store(where)))
-        monkeypatch.setattr(checkpoint_folder, "open_existing", lambda where: Dying(open_existing(where)))
+        death = Death(calls, after=after)
+        run.folder.store = DyingStore(run.folder.store, death)
+        monkeypatch.setattr(roots, "open_store", lambda where: DyingStore(open_store(where), death))
+        monkeypatch.setattr(
+            checkpoint_folder, "open_existing", lambda where: DyingStore(open_existing(where), death)
+        )
 
     def live(run):
         monkeypatch.undo()

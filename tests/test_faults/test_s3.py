@@ -135,6 +135,24 @@ def test_store_busy_while_nodes_persist_training_goes_on_and_it_arrives(
         assert [marker.tag for marker in markers] == ["step1", "step2"]
 
 
+def kill_agent_within_save(manager: FastCheckManager, faults: S3Faults, *, share: float, calls: int) -> None:
+    """SIGKILL the agent when a share of the requests of its third save, `calls` in all, has been answered."""
+    start, stuck = len(faults.requests), threading.Event()
+
+    def rule(_method: str, _path: str) -> Fate:
+        if len(faults.requests) < start + round(share * (calls - 1)):
+            return "pass"
+        stuck.set()
+        return "hang"
+
+    faults.rule = rule
+    manager.save_async(state_at(3), "step3").wait("local", timeout=60.0)
+    assert stuck.wait(60.0)
+    os.kill(manager._agents.link().pid, signal.SIGKILL)
+    manager.close()
+    faults.rule = lambda _method, _path: "pass"
+
+
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.95, 1.0])
 def test_crash_at_a_store_call_former_checkpoint_loads_and_the_next_save_is_whole(
     make: Make, s3_server: S3Server, s3_location: str, share: float, tmp_path: Path
@@ -145,22 +163,7 @@ def test_crash_at_a_store_call_former_checkpoint_loads_and_the_next_save_is_whol
         manager.save_async(state_at(1), "step1").wait("object", timeout=60.0)
         start = len(faults.requests)
         manager.save_async(state_at(2), "step2").wait("object", timeout=60.0)
-        calls = len(faults.requests) - start
-        start += calls
-        stuck = threading.Event()
-
-        def rule(_method: str, _path: str) -> Fate:
-            if len(faults.requests) < start + round(share * (calls - 1)):
-                return "pass"
-            stuck.set()
-            return "hang"
-
-        faults.rule = rule
-        manager.save_async(state_at(3), "step3").wait("local", timeout=60.0)
-        assert stuck.wait(60.0)
-        os.kill(manager._agents.link().pid, signal.SIGKILL)
-        manager.close()
-        faults.rule = lambda _method, _path: "pass"
+        kill_agent_within_save(manager, faults, share=share, calls=len(faults.requests) - start)
         fresh = make(s3_location, local_dir=tmp_path / "elsewhere")
         assert fresh.tags()[:2] == ["step1", "step2"]
         assert_is_state(fresh.load(), len(fresh.tags()))
@@ -197,22 +200,7 @@ def test_agent_killed_inside_a_delta_older_chain_loads_and_what_is_left_is_seen(
         for step in (1, 2):
             start = len(faults.requests)
             manager.save_async(state_at(step), f"step{step}").wait("object", timeout=60.0)
-        calls = len(faults.requests) - start
-        start += calls
-        stuck = threading.Event()
-
-        def rule(_method: str, _path: str) -> Fate:
-            if len(faults.requests) < start + round(share * (calls - 1)):
-                return "pass"
-            stuck.set()
-            return "hang"
-
-        faults.rule = rule
-        manager.save_async(state_at(3), "step3").wait("local", timeout=60.0)
-        assert stuck.wait(60.0)
-        os.kill(manager._agents.link().pid, signal.SIGKILL)
-        manager.close()
-        faults.rule = lambda _method, _path: "pass"
+        kill_agent_within_save(manager, faults, share=share, calls=len(faults.requests) - start)
     folder = CheckpointFolder(S3Store(s3_location))
     markers = folder.committed()
     assert [m.tag for m in markers][:2] == ["step1", "step2"]
