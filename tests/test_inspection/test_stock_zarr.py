@@ -16,7 +16,7 @@ import torch
 from fastcheck_dask.inspection import open_checkpoint
 
 _READER = """
-import hashlib, json, sys, zarr
+import hashlib, json, os, sys, zarr
 
 def opened(where, endpoint):
     if endpoint is None:
@@ -33,7 +33,8 @@ print(json.dumps({
     name: [a.attrs["fastcheck"]["dtype"], hashlib.sha256(a[...].tobytes()).hexdigest()]
     for name, a in arrays.items()
 }))
-print(json.dumps([name for name in ("fastcheck_dask", "torch", "dask") if name in sys.modules]))
+print(json.dumps([name for name in ("fastcheck_dask", "torch", "dask") if name in sys.modules]), flush=True)
+os._exit(0)  # obstore's asynchronous calls, which zarr makes, may abort an interpreter that winds down
 """
 
 
