@@ -2,8 +2,9 @@
 
 Each node and the training host get a network namespace and a link of their own. The links are shaped, the
 host's three times as fast as a node's. What is saved is noise, raw, so that the links are what is measured.
-Beside the rates stands what the links can take for N nodes; the aim is 0.9 of it. Then the links are measured
-as ``fastcheck links`` does, and the number of shards that follows has to be three.
+Loads fill tensors that are there, as those of a model that was built; and fresh memory, whose price is
+measured with them. Beside the rates stands what the links can take for N nodes; the aim is 0.9 of it. Then the
+links are measured as ``fastcheck links`` does, and the number of shards that follows has to be three.
 
 Needs root, ip netns and tc; says so and does nothing otherwise. With few cores it would be the CPU that is
 measured: ``--node-mbit`` sets the rate of a node.
@@ -14,11 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,33 +48,44 @@ def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
     session.close()
     links = asyncio.run(measure(alive, clients_for(settings())))
     found: dict[str, object] = {"shards": links.shards, "out": links.out, "one": links.one}
-    for shards in (1, 2, 3):
-        nbytes = int(shards * SHARD_SECONDS * node_mbit * 1e6 / 8) // 4 * 4
-        state = {
-            f"w{i}": np.random.default_rng(i).integers(0, 2**32, nbytes // 24, np.uint32) for i in range(6)
-        }
-        options = {
-            "coordinator": coordinator,
-            "num_shards": shards,
-            "compression": "never",
-            "persist_every": 0,
-            "encoders": 1,
-            "chunk_bytes": "1 MiB",
-        }
-        saves, sending, loads = [], [], []
-        with FastCheckManager(folder / f"c{shards}", local_dir=folder / "local", **options) as manager:
-            for number in range(ROUNDS):
-                handle = manager.save_async(state, f"s{number}").wait("peers")
-                saves.append(handle.stats["sent_bytes"] / handle.stats["save_seconds"])
-                sending.append(handle.stats["link_bytes_per_second"])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        for shards in (1, 2, 3):
+            found[str(shards)] = _rates(folder, Path(memory), coordinator, node_mbit, shards)
+    return found
+
+
+def _rates(
+    folder: Path, memory: Path, coordinator: str, node_mbit: int, shards: int
+) -> dict[str, list[float]]:
+    nbytes = int(shards * SHARD_SECONDS * node_mbit * 1e6 / 8) // 4 * 4
+    state = {f"w{i}": np.random.default_rng(i).integers(0, 2**32, nbytes // 24, np.uint32) for i in range(6)}
+    live = {name: np.zeros_like(values) for name, values in state.items()}
+    options: dict[str, Any] = {
+        "coordinator": coordinator,
+        "num_shards": shards,
+        "compression": "never",
+        "persist_every": 0,
+        "encoders": 1,
+        "chunk_bytes": "1 MiB",
+    }
+    found: dict[str, list[float]] = {"saves": [], "sending": [], "loads": [], "fresh": []}
+    with FastCheckManager(folder / f"c{shards}", local_dir=memory / f"local{shards}", **options) as manager:
         for number in range(ROUNDS):
-            elsewhere = folder / f"other{shards}{number}"
-            with FastCheckManager(folder / f"c{shards}", local_dir=elsewhere, **options) as manager:
-                manager.load()
-                assert manager.last_load is not None
-                assert manager.last_load.source == "peers"
-                loads.append(manager.last_load.received_bytes / manager.last_load.seconds)
-        found[str(shards)] = {"saves": saves, "sending": sending, "loads": loads}
+            handle = manager.save_async(state, f"s{number}").wait("peers")
+            found["saves"].append(handle.stats["sent_bytes"] / handle.stats["save_seconds"])
+            found["sending"].append(handle.stats["link_bytes_per_second"])
+    for number, (kind, into) in enumerate([("loads", live), ("fresh", None)] * ROUNDS):
+        elsewhere = memory / f"other{shards}{number}"
+        for values in live.values():
+            values.fill(1)
+        with FastCheckManager(folder / f"c{shards}", local_dir=elsewhere, **options) as manager:
+            loaded = manager.load(into=into)
+            report = manager.last_load
+        assert report is not None
+        assert report.source == "peers"
+        assert all(np.array_equal(loaded[name], state[name]) for name in state)
+        found[kind].append(report.received_bytes / report.seconds)
+        shutil.rmtree(elsewhere)
     return found
 
 
@@ -79,7 +93,7 @@ def _row(shards: int, found: dict[str, list[float]], node: float) -> list[str]:
     # The parity goes out as well; and comes in only when something was lost.
     most_out, most_in = min(shards + 1, HOST_FACTOR) * node, min(shards, HOST_FACTOR) * node
     row = [str(shards)]
-    for rates, most in ((found["saves"], most_out), (found["loads"], most_in)):
+    for rates, most in ((found["saves"], most_out), (found["loads"], most_in), (found["fresh"], most_in)):
         row += [f"{most / 1e6:.0f}", spread(rates, "", 1e-6), f"{sorted(rates)[len(rates) // 2] / most:.2f}"]
     # Without what a save takes before the first byte and after the last one.
     row.insert(4, f"{sorted(found['sending'])[len(found['sending']) // 2] / most_out:.2f}")
@@ -113,7 +127,10 @@ def main() -> None:
     node = arguments.node_mbit * 1e6 / 8
     table(
         f"MB/s over shaped links: {arguments.node_mbit} Mbit/s a node, {HOST_FACTOR} times that at the host",
-        ["N", "save: shaped", "reached", "share", "while sending", "load: shaped", "reached", "share"],
+        [
+            *("N", "save: shaped", "reached", "share", "while sending"),
+            *("load into: shaped", "reached", "share", "load: shaped", "reached", "share"),
+        ],
         [_row(shards, found[str(shards)], node) for shards in (1, 2, 3)],
     )
     console.print(

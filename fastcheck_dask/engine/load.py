@@ -379,10 +379,15 @@ class ChunkLoader:
         damaged: list[str],
     ) -> set[str]:
         """Decode what a node gave, each chunk into its region; return the good ones, and add to `damaged`."""
-        decode, wanted = partial(decode_verified, where=name), self._manifest.digests
+
+        def take(descriptor: Descriptor, payload: Bits) -> None:
+            key = descriptor.key
+            decode_verified(descriptor, payload, region(key), wanted=self._manifest.digests[key], where=name)
+            if source is not None:
+                self._settle(key)
+
         results = await asyncio.gather(
-            *(asyncio.to_thread(decode, d, p, region(d.key), wanted=wanted[d.key]) for d, p in chunks),
-            return_exceptions=True,
+            *(asyncio.to_thread(take, *chunk) for chunk in chunks), return_exceptions=True
         )
         good: set[str] = set()
         for (descriptor, _), result in zip(chunks, results, strict=True):
@@ -406,7 +411,7 @@ class ChunkLoader:
         return True
 
     def _is_good(self, key: str, source: str) -> None:
-        self._settle(key)
+        """Note that a chunk is there, and settled."""
         self._good.add(key)
         self._report.count(source, self._manifest.sizes[key])
         self._progress.set()
@@ -415,6 +420,7 @@ class ChunkLoader:
         """Take a verified chunk that was computed from parity, unless a late node gave it meanwhile."""
         if self._claim(key):
             np.copyto(self._region(key), bits)
+            self._settle(key)
             self._report.rebuilt.append(f"chunk {key} was rebuilt from parity")
             self._is_good(key, "parity")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import numpy as np
 
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import Content
 from fastcheck_dask.engine.snapshot import describe
+from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.layout.chunks import ArraySpec, place
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import refill, unflatten
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: From here on numpy asks for huge pages.
 _HUGE_FROM_BYTES = 4 * 2**20
+#: Threads that copy a whole checkpoint into a slot.
+_COPIERS: Final = 4
 
 
 def slot_region(local: LocalTier, number: int, manifest: Manifest) -> Callable[[str], Bits]:
@@ -80,56 +84,24 @@ class PlainMemory(Memory):
         return self._bits.pop(spec.path)
 
 
-class SlotMemory(Memory):
-    """A slot that holds the checkpoint already; the state gets a copy, damaged chunks are mended in place."""
+class FilledSlot(PlainMemory):
+    """Memory of the process; a free slot gets a copy of each chunk while others are on their way."""
 
     def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
-        self._slot = local.slots[number]
-        self._offsets = place(manifest.arrays).offsets
-        self._region = slot_region(local, number, manifest)
+        super().__init__(manifest, list(manifest.arrays))
+        self._copy = _SlotCopy(local, number, manifest)
 
-    def region(self, key: str) -> Bits:
+    def settle(self, key: str) -> None:
         """See `Memory`."""
-        return self._region(key)
-
-    def hand_over(self, spec: ArraySpec) -> Bits:
-        """See `Memory`."""
-        start = self._offsets[spec.path]
-        return self._slot.data[start : start + spec.nbytes].copy()
-
-
-class FilledSlot(SlotMemory):
-    """A free slot that becomes the local copy of the checkpoint."""
-
-    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
-        slot = local.slots[number]
-        slot.clear()
-        slot.reserve(place(manifest.arrays).total_bytes)
-        slot.begin(manifest.token, manifest.tag)
-        self._number = number
-        super().__init__(local, number, manifest)
+        self._copy.write(key, self.region(key))
 
     def keep(self, manifest: Manifest) -> int | None:
         """See `Memory`."""
-        document = describe(
-            token=manifest.token,
-            tag=manifest.tag,
-            created_unix=manifest.created_unix,
-            tree=manifest.tree,
-            arrays=manifest.arrays,
-        )
-        try:
-            self._slot.complete(document, place(manifest.arrays).total_bytes)
-            self._slot.seal(manifest.to_bytes())
-            self._slot.commit(manifest.generation)
-        except BaseException:
-            self._slot.clear()
-            raise
-        return self._number
+        return self._copy.finish(manifest)
 
     def abandon(self) -> None:
         """See `Memory`."""
-        self._slot.clear()
+        self._copy.abandon()
 
 
 class LateFilledSlot(PlainMemory):
@@ -221,8 +193,54 @@ def _fresh(nbytes: int) -> Bits:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def _fill(local: LocalTier, number: int, manifest: Manifest, region: Callable[[str], Bits]) -> int | None:
-    slot = FilledSlot(local, number, manifest)
-    for key in manifest.chunks:
-        np.copyto(slot.region(key), region(key))
-    return slot.keep(manifest)
+class _SlotCopy:
+    """A free slot on its way to hold a checkpoint: written, never mapped, which takes half as long.
+
+    Any thread may write. A copy that fails is told when it is to be finished: the load goes on without.
+    """
+
+    def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
+        self._slot, self._number = local.slots[number], number
+        self._content = Content(manifest.arrays, place(manifest.arrays), manifest.layout)
+        self._data_bytes = place(manifest.arrays).total_bytes
+        self._failure: FastCheckError | None = None
+        self._slot.clear()
+        self._slot.reserve(self._data_bytes, mapped=False)
+        self._slot.begin(manifest.token, manifest.tag)
+
+    def write(self, key: str, bits: Bits) -> None:
+        if self._failure is None:
+            try:
+                self._slot.write(self._content.piece(key)[0], bits)
+            except FastCheckError as error:
+                self._failure = error
+
+    def finish(self, manifest: Manifest) -> int:
+        document = describe(
+            token=manifest.token,
+            tag=manifest.tag,
+            created_unix=manifest.created_unix,
+            tree=manifest.tree,
+            arrays=manifest.arrays,
+        )
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._slot.complete(document, self._data_bytes)
+            self._slot.seal(manifest.to_bytes())
+            self._slot.commit(manifest.generation)
+        except BaseException:
+            self._slot.clear()
+            raise
+        return self._number
+
+    def abandon(self) -> None:
+        self._slot.clear()
+
+
+def _fill(local: LocalTier, number: int, manifest: Manifest, region: Callable[[str], Bits]) -> int:
+    copy = _SlotCopy(local, number, manifest)
+    with ThreadPoolExecutor(_COPIERS) as copiers:
+        # The results are nothing; what was raised is.
+        list(copiers.map(lambda key: copy.write(key, region(key)), manifest.chunks))
+    return copy.finish(manifest)

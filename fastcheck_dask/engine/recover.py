@@ -23,7 +23,6 @@ from fastcheck_dask.engine.memories import (
     LateFilledSlot,
     Memory,
     PlainMemory,
-    SlotMemory,
     StateMemory,
     slot_region,
 )
@@ -262,9 +261,7 @@ class Recovery:
         else:
             paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
             arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
-            memory = self._memory(
-                manifest, arrays, slot=candidate.slot, whole=include is None, fill=fill, late=late
-            )
+            memory = self._memory(manifest, arrays, fill=fill if candidate.slot is None else None, late=late)
         loader = ChunkLoader(
             manifest,
             memory.region,
@@ -340,14 +337,10 @@ class Recovery:
         manifest: Manifest,
         arrays: list[ArraySpec],
         *,
-        slot: int | None,
-        whole: bool,
         fill: int | None,
         late: bool,
     ) -> Memory:
-        if slot is not None and whole:
-            return SlotMemory(self._local, slot, manifest)
-        if fill is not None and slot is None:
+        if fill is not None:
             try:
                 if late:
                     return LateFilledSlot(self._local, fill, manifest)

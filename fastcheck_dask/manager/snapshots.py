@@ -79,30 +79,30 @@ class Snapshots:
             self._agents.at_work = None
 
     def make_room_ahead(self, turn: AbstractContextManager[object]) -> None:
-        """After the first save, make the other slot in the background: the second save finds it ready.
+        """After the first save, make the other slot ready in the background, before the second one needs it.
 
         Getting and clearing its memory takes some seconds a gigabyte. `turn` is held meanwhile, so that a
         save that comes before it is done waits as long as it would have taken itself.
         """
         if self._room_made:
             return
-        statuses = [slot.status for slot in self._slots]
-        wanted = max(status.capacity_bytes for status in statuses)
+        wanted = max(slot.status.capacity_bytes for slot in self._slots)
         if not wanted:
             return
         self._room_made = True
 
         def reserve() -> None:
             with turn:
-                for slot, status in zip(self._slots, statuses, strict=True):
-                    if not status.sequence and not self._closed():
+                for slot in self._slots:
+                    # One that is there already, filled by a load, is as it is.
+                    capacity = slot.status.capacity_bytes or wanted
+                    if not self._closed():
                         try:
-                            slot.reserve(wanted)
+                            slot.reserve(capacity)
                         except FastCheckError as error:
                             log.warning("the next save will fail: %s", error)
 
-        if not all(status.sequence for status in statuses):
-            threading.Thread(target=reserve, name="fastcheck-reserve", daemon=True).start()
+        threading.Thread(target=reserve, name="fastcheck-reserve", daemon=True).start()
 
     def _save(
         self, flat: FlatState, handle: SaveHandle, *, started: float, metrics: Mapping[str, float]

@@ -164,8 +164,8 @@ class Slot:
             assert self._map is not None
             return np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
 
-    def reserve(self, capacity: int) -> None:
-        """See to it that the slot has room for `capacity` bytes, and map it.
+    def reserve(self, capacity: int, *, mapped: bool = True) -> None:
+        """See to it that the slot has room for `capacity` bytes, and map it unless it is only to be written.
 
         A slot that has the room keeps its file and what is in it. A smaller one is made anew, EMPTY; other
         processes' mappings of the old file stay valid, and `replaced` there.
@@ -195,8 +195,33 @@ class Slot:
                     self._make_anew(status, steps * CAPACITY_STEP_BYTES)
                 except OSError as error:
                     raise TierError(f"{self.path}: cannot be made: {error}") from error
-            if self._map is None or self.replaced:
+            if mapped and (self._map is None or self.replaced):
                 self._attach()
+
+    def write(self, offset: int, bits: npt.NDArray[np.uint8]) -> None:
+        """Copy bits to the data at `offset` without mapping them.
+
+        Raises
+        ------
+        LayoutError
+            If they do not fit, or the slot is read-only.
+        TierError
+            If they cannot be written.
+        """
+        self._check_writable()
+        left = memoryview(bits)
+        try:
+            with opened(self.path, os.O_RDWR) as descriptor:
+                # The room was allocated when the slot was made: nothing is written beyond it.
+                room = os.fstat(descriptor).st_size - HEADER_BYTES - offset
+                if not 0 <= left.nbytes <= room or offset < 0:
+                    raise LayoutError(f"{self.path}: {left.nbytes} bytes at {offset}, where {room} fit")
+                at = HEADER_BYTES + offset
+                while left:
+                    written = os.pwrite(descriptor, left, at)
+                    left, at = left[written:], at + written
+        except OSError as error:
+            raise TierError(f"{self.path}: cannot be written: {error}") from error
 
     def begin(self, token: str, tag: str) -> None:
         """EMPTY or COMMITTED becomes WRITING: what was in the slot is given up.

@@ -367,7 +367,7 @@ def test_load_newest_replaces_older_one_in_the_free_slot_when_it_is_there(rig, s
     assert states.same(again.state, states.of(1, step=2))
 
 
-@pytest.mark.parametrize("step", ["reserve", "complete", "seal", "commit"])
+@pytest.mark.parametrize("step", ["reserve", "write", "complete", "seal", "commit"])
 @pytest.mark.parametrize("older", [False, True])
 def test_load_slot_cannot_be_filled_state_comes_all_the_same(rig, states, monkeypatch, step, older, caplog):
     run = rig()

@@ -21,6 +21,7 @@ from fastcheck_dask.errors import (
     CorruptDataError,
     LayoutError,
     ShardUnavailableError,
+    TierError,
     UnknownFormatError,
 )
 from fastcheck_dask.tiers import slot
@@ -264,6 +265,29 @@ def test_slot_reserved_is_faulted_in_before_the_copy(tier):
     maps = Path("/proc/self/smaps").read_text()
     faulted = re.search(rf"{re.escape(str(tier.slots[0].path))}\n(?:.*\n)*?Rss: +(\d+) kB", maps)
     assert int(faulted[1]) * 1024 >= 8 * MIB
+
+
+def test_slot_written_and_never_mapped_holds_the_bits(tier):
+    target = tier.slots[0]
+    target.reserve(MIB, mapped=False)
+    target.begin("token", "tag")
+    bits = np.arange(MIB, dtype=np.uint32).view(np.uint8)[:MIB]
+    target.write(MIB // 2, bits[MIB // 2 :])
+    target.write(0, bits[: MIB // 2])
+    target.write(7, bits[:0])
+    assert str(target.path) not in Path("/proc/self/maps").read_text()
+    assert np.array_equal(target.data[:MIB], bits)
+    room = target.status.capacity_bytes
+    for offset, nbytes in ((-1, 1), (0, room + 1), (room, 1), (room - 5, 6)):
+        with pytest.raises(LayoutError, match=f"{nbytes} bytes at {offset}"):
+            target.write(offset, np.full(nbytes, 7, np.uint8))
+    with pytest.raises(LayoutError, match="read-only"):
+        Slot(target.path, readonly=True).write(0, bits)
+    assert np.array_equal(target.data[:MIB], bits)
+    target.complete(b"draft", MIB)
+    tier.slots[1].path.unlink(missing_ok=True)
+    with pytest.raises(TierError, match="cannot be written"):
+        tier.slots[1].write(0, bits)
 
 
 def test_slot_closed_gives_its_descriptors_back(root):
