@@ -3,8 +3,8 @@
 Each node and the training host get a network namespace and a link of their own. The links are shaped, the
 host's three times as fast as a node's. What is saved is noise, raw, so that the links are what is measured.
 Loads fill tensors that are there, as those of a model that was built; and fresh memory, whose price is
-measured with them. Beside the rates stands what the links can take for N nodes; the aim is 0.9 of it. Then the
-links are measured as ``fastcheck links`` does, and the number of shards that follows has to be three.
+measured with them. Beside the rates stands what the links can take for N nodes; the aim is 0.9 of it. Then
+the links are measured as ``fastcheck links`` does, and the number of shards that follows has to be three.
 
 Needs root, ip netns and tc; says so and does nothing otherwise. With few cores it would be the CPU that is
 measured: ``--node-mbit`` sets the rate of a node.
