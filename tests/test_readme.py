@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import zarr
 
 from fastcheck_dask.ids import run_id_for
@@ -44,8 +43,3 @@ def test_example_run_twice_goes_on_where_it_stopped(tmp_path):
 
 def test_example_fits_on_fifteen_lines():
     assert len(example().splitlines()) <= 15
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text()))))
-def test_link_leads_somewhere(link):
-    assert (README.parent / link).exists()
