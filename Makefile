@@ -39,7 +39,6 @@ bench: venv
 # Trains the networks when it first runs (about 20 minutes on one core); ZipNN is built, with a C compiler.
 bench-codecs: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.codecs --write docs/benchmarks
-	$(BIN)/python -m benchmarks.codecs --write docs/benchmarks --plain-malloc --quick
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,demo,bench]'
