@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,14 +90,10 @@ async def measure(
     -----
     Takes 0.7 s for each node in each direction, and once for all.
     """
-    clients = {node.name: client(node.name, node.address) for node in nodes}
-    try:
-        to_node = {name: await _rate([_send(c)], clock) for name, c in clients.items()}
-        out = await _rate([_send(c) for c in clients.values()], clock)
-        from_node = {name: await _rate([_fetch(c)], clock) for name, c in clients.items()}
-        into = await _rate([_fetch(c) for c in clients.values()], clock)
-    finally:
-        await asyncio.gather(*(c.close() for c in clients.values()))
+    rate = partial(_rate, clock=clock)
+    async with _opened(nodes, client) as clients:
+        to_node, out = await _each_and_all(_send, clients, rate)
+        from_node, into = await _each_and_all(_fetch, clients, rate)
     return Bandwidths(to_node, from_node, out, into)
 
 
@@ -111,7 +108,6 @@ async def measure_out(
     -----
     Takes at most 0.35 s for each node and once for all, and sends at most 32 MiB to each, twice.
     """
-    clients = {node.name: client(node.name, node.address) for node in nodes}
     rate = partial(
         _rate,
         clock=clock,
@@ -119,16 +115,34 @@ async def measure_out(
         seconds=QUICK_SECONDS,
         limit_bytes=QUICK_BYTES,
     )
-    try:
-        to_node = {name: await rate([_send(c)]) for name, c in clients.items()}
-        out = await rate([_send(c) for c in clients.values()])
-    finally:
-        await asyncio.gather(*(c.close() for c in clients.values()))
+    async with _opened(nodes, client) as clients:
+        to_node, out = await _each_and_all(_send, clients, rate)
     return Bandwidths(to_node, {}, out, 0.0)
 
 
 #: Transfers so many bytes.
 _Transfer = Callable[[int], Coroutine[Any, Any, None]]
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    nodes: Sequence[NodeInfo], client: Callable[[str, str], PeerClient]
+) -> AsyncIterator[dict[str, PeerClient]]:
+    clients = {node.name: client(node.name, node.address) for node in nodes}
+    try:
+        yield clients
+    finally:
+        await asyncio.gather(*(c.close() for c in clients.values()))
+
+
+async def _each_and_all(
+    transfer: Callable[[PeerClient], _Transfer],
+    clients: Mapping[str, PeerClient],
+    rate: Callable[[list[_Transfer]], Awaitable[float]],
+) -> tuple[dict[str, float], float]:
+    """Return the rate of each node alone, and that of all at once."""
+    each = {name: await rate([transfer(c)]) for name, c in clients.items()}
+    return each, await rate([transfer(c) for c in clients.values()])
 
 
 def _send(client: PeerClient) -> _Transfer:
@@ -149,8 +163,8 @@ def _fetch(client: PeerClient) -> _Transfer:
 
 async def _rate(
     transfers: Sequence[_Transfer],
-    clock: Clock,
     *,
+    clock: Clock,
     warm_up_seconds: float | None = None,
     seconds: float | None = None,
     limit_bytes: float = math.inf,

@@ -105,10 +105,10 @@ def test_rate_is_that_of_the_link_whatever_it_is(rate):
             self.moved += nbytes
 
     link = Link()
-    assert asyncio.run(bandwidth._rate([link.transfer], link)) == pytest.approx(rate, rel=0.3)
+    assert asyncio.run(bandwidth._rate([link.transfer], clock=link)) == pytest.approx(rate, rel=0.3)
     quick = {"warm_up_seconds": 0.1, "seconds": 0.25, "limit_bytes": QUICK_BYTES}
     link.moved, before = 0, link.at
-    assert asyncio.run(bandwidth._rate([link.transfer], link, **quick)) == pytest.approx(rate, rel=0.3)
+    assert asyncio.run(bandwidth._rate([link.transfer], clock=link, **quick)) == pytest.approx(rate, rel=0.3)
     # What is on its way when the time is over, or the limit reached, still arrives.
     assert link.moved <= QUICK_BYTES + 2 * LARGEST_PIECE_BYTES
     assert link.at - before <= 0.35 + 2 * PIECE_BYTES / rate + 2 * LARGEST_PIECE_BYTES / max(rate, 1e9)
