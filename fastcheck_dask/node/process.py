@@ -61,22 +61,7 @@ class ServiceOf(Protocol):
 logger = logging.getLogger(__name__)
 
 
-def storage(
-    scheduler: str | None,
-    coordinator: str,
-    *,
-    memory_bytes: int,
-    name: str,
-    rack: str = "default",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    insecure: bool = False,
-    service_of: ServiceOf | None = None,
-    ring: int = DEFAULT_RING,
-    metrics_port: int | None = None,
-    drain_seconds: float = 0.0,
-    **rates: Any,
-) -> int:
+def storage(scheduler: str | None, coordinator: str, *, name: str, **options: Any) -> int:
     """Run a storage node until SIGTERM or SIGINT, and say on stderr why if it cannot.
 
     Parameters are those of :func:`run_storage`. Call it from the main thread of a process of its own.
@@ -87,21 +72,7 @@ def storage(
         Exit code: 0 after a signal, 1 after an error.
     """
     try:
-        run_storage(
-            scheduler,
-            coordinator,
-            memory_bytes=memory_bytes,
-            name=name,
-            rack=rack,
-            host=host,
-            port=port,
-            insecure=insecure,
-            service_of=service_of,
-            ring=ring,
-            metrics_port=metrics_port,
-            drain_seconds=drain_seconds,
-            **rates,
-        )
+        run_storage(scheduler, coordinator, name=name, **options)
     except FastCheckError as error:
         sys.stderr.write(f"fastcheck storage {name}: {error}\n")
         return 1
