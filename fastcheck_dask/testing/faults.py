@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
@@ -20,6 +19,7 @@ from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.merge_queue import MergeQueue
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.testing.tcp_proxy import Listener, hang_up
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.wire import location_of
 
@@ -45,10 +45,7 @@ class _Pair:
         self.op = ""
 
     def close(self) -> None:
-        for sock in (self.client, self.node):
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        hang_up(sock for sock in (self.client, self.node) if sock is not None)
 
 
 class GatedProxy:
@@ -77,17 +74,15 @@ class GatedProxy:
         self._corruptions: dict[tuple[Direction, str], int] = {}
         self._mode: Literal["forward", "blackhole", "cut"] = "forward"
         self._pairs: set[_Pair] = set()
-        self._threads: list[threading.Thread] = []
         self._closed = False
         #: Bytes that crossed the proxy, headers included.
         self.to_node_bytes = 0
         self.from_node_bytes = 0
         #: How many messages were damaged.
         self.corrupted = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = Listener(self._serve, name="fault-proxy")
         #: ``fcs://host:port`` of the proxy: what clients are told instead of the node's address.
-        self.address = f"fcs://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._spawn(self._accept)
+        self.address = f"fcs://{self._listener.location}"
 
     # ---- what a test sees
 
@@ -169,13 +164,7 @@ class GatedProxy:
             self._closed = True
             self._drop_pairs()
             self._changed.notify_all()
-            threads = list(self._threads)
-        # On Linux this wakes the thread that accepts.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for thread in threads:
-            thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -187,27 +176,14 @@ class GatedProxy:
 
     # ---- its threads
 
-    def _spawn(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="fault-proxy", daemon=True)
-        with self._changed:
-            self._threads = [t for t in self._threads if t.is_alive()]
-            self._threads.append(thread)
-            # Started under the lock: `close` joins only threads that run.
-            thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            pair = self._connect(client)
-            if pair is None:
-                client.close()
-                continue
-            self._spawn(self._pump, pair, "request")
-            if pair.node is not None:
-                self._spawn(self._pump, pair, "reply")
+    def _serve(self, client: socket.socket) -> None:
+        pair = self._connect(client)
+        if pair is None:
+            client.close()
+            return
+        if pair.node is not None:
+            self._listener.spawn(self._pump, pair, "reply")
+        self._pump(pair, "request")
 
     def _connect(self, client: socket.socket) -> _Pair | None:
         with self._changed:

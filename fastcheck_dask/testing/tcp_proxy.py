@@ -1,15 +1,74 @@
-"""A network cable that tests can pull: a TCP proxy that knows nothing of what it carries."""
+"""A TCP proxy that tests can cut like a cable, which knows nothing of what it carries; and its listener."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
 _PIECE: Final = 2**16
+
+
+class Listener:
+    """A port on loopback whose connections are served in threads of their own.
+
+    Parameters
+    ----------
+    serve : callable
+        Is given each connection, and closes it.
+    name : str
+        Of the threads.
+    """
+
+    def __init__(self, serve: Callable[[socket.socket], None], *, name: str) -> None:
+        self._serve, self._name = serve, name
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        #: ``127.0.0.1:port``
+        self.location = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.spawn(self._accept)
+
+    def spawn(self, target: Callable[..., None], *arguments: object) -> None:
+        """Run something in one more thread that `close` waits for."""
+        thread = threading.Thread(target=target, args=arguments, name=self._name, daemon=True)
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()]
+            self._threads.append(thread)
+            # Started under the lock: `close` joins only threads that run.
+            thread.start()
+
+    def close(self) -> None:
+        """Accept nothing any more, and wait for all threads, which the caller has told to end. Idempotent."""
+        # On Linux this wakes the thread that accepts.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        while running := self._running():
+            for thread in running:
+                thread.join()
+
+    def _running(self) -> list[threading.Thread]:
+        with self._lock:
+            return [one for one in self._threads if one.is_alive()]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            self.spawn(self._serve, client)
+
+
+def hang_up(connections: Iterable[socket.socket]) -> None:
+    """End connections in both directions, whatever their state; who reads or writes them closes them."""
+    for one in connections:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
 
 
 class TcpProxy:
@@ -30,12 +89,10 @@ class TcpProxy:
         self._plugged.set()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
         self._closed = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = Listener(self._serve, name="tcp-proxy")
         #: ``127.0.0.1:port``: what clients are told.
-        self.hosts = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._spawn(self._accept)
+        self.hosts = self._listener.location
 
     def pull(self) -> None:
         """Carry nothing any more."""
@@ -49,14 +106,9 @@ class TcpProxy:
     def close(self) -> None:
         """End everything. Idempotent."""
         self._closed = True
-        # On Linux this wakes the thread that accepts.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self._drop()
         self._plugged.set()
-        for thread in list(self._threads):
-            thread.join()
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self
@@ -66,26 +118,9 @@ class TcpProxy:
     ) -> None:
         self.close()
 
-    def _spawn(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="tcp-proxy", daemon=True)
-        with self._lock:
-            self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads.append(thread)
-            thread.start()
-
     def _drop(self) -> None:
         with self._lock:
-            for one in self._sockets:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._spawn(self._serve, client)
+            hang_up(self._sockets)
 
     def _serve(self, client: socket.socket) -> None:
         """Carry one connection in both directions, until either side ends it."""
@@ -113,6 +148,4 @@ class TcpProxy:
             while not self._closed and (data := source.recv(_PIECE)):
                 self._plugged.wait()
                 sink.sendall(data)
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        hang_up((source, sink))
