@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -56,6 +58,25 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def s3_location(s3_server: S3Server) -> str:
     """Return a location in the bucket that no other test uses."""
     return s3_server.url(f"{uuid4().hex}/ckpts")
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, nbytes: int) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=700", "tmpfs", str(folder)]
+    if os.geteuid() or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        # Lazily: a failed test may have left a mapping.
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_file_system() -> Callable[[Path, int], contextlib.AbstractContextManager[Path]]:
+    """Return what mounts a file system of so many bytes in a new folder; skips where it may not."""
+    return _mounted
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

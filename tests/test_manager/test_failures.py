@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -204,20 +203,12 @@ def test_with_block_raises_saves_are_finished(make: Any, kit: Any) -> None:
     assert make().tags() == ["s"]
 
 
-@contextlib.contextmanager
-def small_file_system(folder: Path, nbytes: int) -> Iterator[None]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=700", "tmpfs", str(folder)]
-    if os.geteuid() or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_save_local_tier_full_is_told_and_training_goes_on(
-    tmp_path: Path, kit: Any, caplog: pytest.LogCaptureFixture, no_process_is_left: None
+    tmp_path: Path,
+    kit: Any,
+    caplog: pytest.LogCaptureFixture,
+    small_file_system: Any,
+    no_process_is_left: None,
 ) -> None:
     with (
         small_file_system(tmp_path / "tiny", 4 * 2**20),
@@ -237,7 +228,7 @@ def test_save_local_tier_full_is_told_and_training_goes_on(
 
 
 def test_save_object_tier_full_is_told_and_the_next_works(
-    tmp_path: Path, kit: Any, no_process_is_left: None
+    tmp_path: Path, kit: Any, small_file_system: Any, no_process_is_left: None
 ) -> None:
     with (
         small_file_system(tmp_path / "tiny", 6 * 2**20),

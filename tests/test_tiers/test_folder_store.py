@@ -26,19 +26,9 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True)
+def small_disk(tmp_path, small_file_system):
+    with small_file_system(tmp_path / "disk", 2**20) as folder:
+        yield folder
 
 
 def files_in(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,21 +41,10 @@ def tier(root):
 
 
 @pytest.fixture
-def small_root(tmp_path, request):
+def small_root(tmp_path, request, small_file_system):
     """Yield a file system of that many MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    options = f"size={request.param}m,mode=700"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here")
-    try:
+    with small_file_system(tmp_path / "small", request.param * MIB) as folder:
         yield folder
-    finally:
-        # Lazily: a failed test may have left a mapping.
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 # --- room
