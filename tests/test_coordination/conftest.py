@@ -168,3 +168,22 @@ def expire() -> Callable[[Any], None]:
             thief.close()
 
     return end
+
+
+@pytest.fixture(params=["embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of each kind of coordinator in turn."""
+    if request.param == "zookeeper":
+        return str(request.getfixturevalue("zookeeper_url"))
+    return f"sqlite://{tmp_path}/coordinator/c.db"
+
+
+@pytest.fixture
+def coordinator(url: str, open_coordinator: Callable[..., Coordinator]) -> Coordinator:
+    return open_coordinator(url)
+
+
+@pytest.fixture
+def other(url: str, open_coordinator: Callable[..., Coordinator]) -> Coordinator:
+    """Return another session with the same coordinator."""
+    return open_coordinator(url)

@@ -280,3 +280,17 @@ class States:
 @pytest.fixture(scope="session")
 def states() -> type[States]:
     return States
+
+
+@pytest.fixture
+def loads() -> Callable[[Rig, Any, type[States]], bool]:
+    """Return what says whether the storage nodes alone give exactly a state."""
+
+    def loads(run: Rig, state: Any, states: type[States]) -> bool:
+        run.forget_local()
+        recovered = run.recover(folder=False)
+        assert recovered is not None
+        assert recovered.report.source == "peers"
+        return states.same(recovered.state, state)
+
+    return loads

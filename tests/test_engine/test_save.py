@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fastcheck_dask.engine import compression
 from fastcheck_dask.engine import save as save_module
-from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.plan import MESSAGE_CHUNKS
 from fastcheck_dask.engine.recover import Recovery
-from fastcheck_dask.engine.sending import send_jobs, together
 from fastcheck_dask.errors import (
     CommitConflictError,
     CoordinationError,
@@ -23,25 +19,14 @@ from fastcheck_dask.errors import (
     NodeFullError,
     NodeUnavailableError,
     StaleBaseError,
-    TierError,
     TierFullError,
 )
-from fastcheck_dask.testing.encoder import InlineEncoder
 from fastcheck_dask.tiers.local import LocalTier
 
 NODES = ("n0", "n1", "n2", "n3")
 
 
-def loads(run, state, states):
-    """Say whether the storage nodes alone give exactly this state."""
-    run.forget_local()
-    recovered = run.recover(folder=False)
-    assert recovered is not None
-    assert recovered.report.source == "peers"
-    return states.same(recovered.state, state)
-
-
-def test_save_first_goes_whole_and_every_node_commits(rig, states):
+def test_save_first_goes_whole_and_every_node_commits(rig, states, loads):
     run = rig()
     saved = run.save(states.of(1), tag="first")
     assert (saved.record.generation, saved.record.tag, saved.record.shards) == (1, "first", 3)
@@ -52,7 +37,7 @@ def test_save_first_goes_whole_and_every_node_commits(rig, states):
     assert loads(run, states.of(1), states)
 
 
-def test_save_second_goes_as_deltas_and_loads_exactly(rig, states):
+def test_save_second_goes_as_deltas_and_loads_exactly(rig, states, loads):
     run = rig()
     first = run.save(states.of(1))
     second = run.save(states.of(1, step=1))
@@ -61,7 +46,7 @@ def test_save_second_goes_as_deltas_and_loads_exactly(rig, states):
     assert loads(run, states.of(1, step=1), states)
 
 
-def test_save_many_generations_with_changing_tensors_load_exactly(rig, states):
+def test_save_many_generations_with_changing_tensors_load_exactly(rig, states, loads):
     run = rig()
     for step in range(8):
         state = states.of(3, step=step, arrays=3 + step % 4)
@@ -101,7 +86,7 @@ def test_save_more_tiny_chunks_than_a_message_takes_is_split(rig, states):
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("op", ["begin", "put", "prepare"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_save_node_fails_before_commit_former_generation_stays(rig, states, node, op, after):
+def test_save_node_fails_before_commit_former_generation_stays(rig, states, loads, node, op, after):
     run = rig()
     first = run.save(states.of(1))
     base = run.base
@@ -123,7 +108,7 @@ def test_save_node_fails_before_commit_former_generation_stays(rig, states, node
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_save_node_dies_for_good_goes_to_others_whole(rig, states, node):
+def test_save_node_dies_for_good_goes_to_others_whole(rig, states, loads, node):
     run = rig(nodes=5)
     run.save(states.of(1))
     before = run.choice()
@@ -183,7 +168,7 @@ def test_commit_reply_lost_is_repeated_with_same_token(rig, states, done):
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_commit_outcome_unknown_next_save_finds_out(rig, states, monkeypatch, done):
+def test_commit_outcome_unknown_next_save_finds_out(rig, states, loads, monkeypatch, done):
     monkeypatch.setattr(save_module, "COMMIT_PATIENCE", 0.0)
     run = rig()
     run.save(states.of(1))
@@ -230,7 +215,7 @@ def test_commit_run_was_taken_over_is_fenced(rig, states):
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("heal", ["save", "load"])
-def test_announce_fails_at_node_next_save_or_load_tells_it(rig, states, node, heal):
+def test_announce_fails_at_node_next_save_or_load_tells_it(rig, states, loads, node, heal):
     run = rig()
     first = run.save(states.of(1))
     run.nodes[node].fail("commit", NodeUnavailableError(node, "injected"))
@@ -247,7 +232,7 @@ def test_announce_fails_at_node_next_save_or_load_tells_it(rig, states, node, he
     assert loads(run, state, states)
 
 
-def test_announce_fails_everywhere_save_is_committed_all_the_same(rig, states, caplog):
+def test_announce_fails_everywhere_save_is_committed_all_the_same(rig, states, loads, caplog):
     run = rig()
     for name in NODES:
         run.nodes[name].fail("commit", NodeUnavailableError(name, "injected"))
@@ -260,7 +245,7 @@ def test_announce_fails_everywhere_save_is_committed_all_the_same(rig, states, c
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_save_node_restarted_empty_gets_its_shard_whole(rig, states, node):
+def test_save_node_restarted_empty_gets_its_shard_whole(rig, states, loads, node):
     run = rig()
     run.save(states.of(1))
     run.nodes[node].restart()
@@ -275,7 +260,7 @@ def test_save_node_restarted_empty_gets_its_shard_whole(rig, states, node):
     assert loads(run, states.of(1, step=1), states)
 
 
-def test_save_node_lost_one_chunk_gets_that_chunk_whole(rig, states):
+def test_save_node_lost_one_chunk_gets_that_chunk_whole(rig, states, loads):
     run = rig()
     first = run.save(states.of(1))
     key = first.manifest.layout.keys_of(0)[0]
@@ -287,7 +272,7 @@ def test_save_node_lost_one_chunk_gets_that_chunk_whole(rig, states):
     assert loads(run, states.of(1, step=1), states)
 
 
-def test_save_base_of_other_checkpoint_is_not_used(rig, states):
+def test_save_base_of_other_checkpoint_is_not_used(rig, states, loads):
     run = rig()
     run.save(states.of(1))
     old = run.base
@@ -300,7 +285,7 @@ def test_save_base_of_other_checkpoint_is_not_used(rig, states):
     assert loads(run, states.of(1, step=1), states)
 
 
-def test_save_node_that_restarts_before_every_put_is_stale(rig, states):
+def test_save_node_that_restarts_before_every_put_is_stale(rig, states, loads):
     run = rig()
     run.save(states.of(1))
     run.nodes["n1"].before["put"] = lambda _request: run.nodes["n1"].restart()
@@ -312,7 +297,7 @@ def test_save_node_that_restarts_before_every_put_is_stale(rig, states):
     assert loads(run, states.of(1, step=1), states)
 
 
-def test_save_base_advances_only_with_the_commit(rig, states):
+def test_save_base_advances_only_with_the_commit(rig, states, loads):
     run = rig()
     run.save(states.of(1))
     for step in (1, 2, 3):
@@ -328,7 +313,7 @@ def test_save_base_advances_only_with_the_commit(rig, states):
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (3, 1), (1, 3)])
-def test_save_number_of_shards_changes_loads_exactly(rig, states, before, after):
+def test_save_number_of_shards_changes_loads_exactly(rig, states, loads, before, after):
     run = rig()
     run.save(states.of(1), choice=run.choice(before))
     run.save(states.of(1, step=1), choice=run.choice(after))
@@ -360,7 +345,7 @@ def test_save_clients_are_closed_whatever_happens(rig, states):
     assert all(client._closed for client in run.nodes.clients)
 
 
-def test_save_node_full_says_so_and_leaves_former_generation(rig, states):
+def test_save_node_full_says_so_and_leaves_former_generation(rig, states, loads):
     run = rig(limit_bytes=60_000)
     first = run.save(states.of(1))
     with pytest.raises(TierFullError, match="storage node"):
@@ -412,183 +397,7 @@ def test_save_that_outgrows_its_estimate_is_tried_with_all_it_may_take(rig, stat
     assert all(node.store.report()["reserved_bytes"] == 0 for node in run.nodes)
 
 
-# Without compression
-
-
-class Turns(CompressionPolicy):
-    """Compresses as it is told, save by save, and keeps what it is shown."""
-
-    def __init__(self, *turns):
-        super().__init__("auto", 1)
-        self.turns, self.seen, self.refused = list(turns), [], 0
-
-    def compresses(self, raw_bytes):
-        self.asked_bytes = raw_bytes
-        return self.turns.pop(0)
-
-    def observe(self, meter, *, compressed):
-        self.seen.append((meter, compressed))
-
-    def refuse_raw(self):
-        self.refused += 1
-        return True
-
-
-def test_save_raw_sends_every_chunk_whole_and_as_long_as_its_bits(rig, states):
-    run = rig(policy=CompressionPolicy("never", 1))
-    for step in range(3):
-        saved = run.save(states.of(1, step=step))
-        assert saved.stats.compressed is False
-        assert saved.stats.deltas == 0
-        raw = sum(saved.manifest.nbytes_of(key) for key in saved.manifest.digests)
-        assert raw < saved.stats.sent_bytes < raw + 100 * saved.stats.chunks
-        assert saved.stats.encode_bytes_per_second > 0
-        assert saved.stats.link_bytes_per_second > 0
-    assert loads(run, states.of(1, step=2), states)
-
-
-@pytest.mark.parametrize("lost", [None, *NODES])
-def test_save_raw_and_compressed_in_turns_load_exactly_also_from_parity(rig, states, lost):
-    turns = [False, True, True, False, False, True, False]
-    policy = Turns(*turns)
-    run = rig(policy=policy)
-    for step, compressed in enumerate(turns):
-        saved = run.save(states.of(1, step=step))
-        assert saved.stats.compressed is compressed
-        # A raw chunk is as good a base as any.
-        assert (saved.stats.deltas > 0) is compressed
-    assert [compressed for _, compressed in policy.seen] == turns
-    raw = sum(map(saved.manifest.nbytes_of, saved.manifest.digests))
-    assert {meter.raw_bytes for meter, _ in policy.seen} == {raw}
-    assert policy.asked_bytes == saved.manifest.raw_bytes
-    if lost is not None:
-        run.nodes[lost].down = True
-    run.forget_local()
-    recovered = run.recover(folder=False)
-    assert states.same(recovered.state, states.of(1, step=step))
-    # The last node has the parity.
-    assert recovered.report.source == ("peers" if lost in (None, "n3") else "peers+parity")
-
-
-class SlowCodecs(InlineEncoder):
-    """Compresses a thousand times as slowly as it does, by its own account."""
-
-    @contextlib.asynccontextmanager
-    async def encoded(self, job, current, base):
-        async with super().encoded(job, current, base) as chunks:
-            seconds = 1.0 if job.compress else 1e-9
-            yield [replace(chunk, encode_seconds=seconds) for chunk in chunks]
-
-
-def test_save_by_slow_encoders_over_a_fast_link_goes_raw_by_itself(rig, states, monkeypatch):
-    monkeypatch.setattr(compression, "MEASURED_FROM_BYTES", 0)
-    run = rig(policy=CompressionPolicy("auto", 1), encoder=SlowCodecs())
-    saves = [run.save(states.of(1, step=step)) for step in range(6)]
-    assert [saved.stats.compressed for saved in saves] == [True, True, True, False, False, False]
-    assert saves[0].stats.encode_bytes_per_second < saves[0].stats.link_bytes_per_second
-    assert loads(run, states.of(1, step=5), states)
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_save_raw_persisted_by_the_nodes_loads_from_objects(rig, states, compressed):
-    run = rig(policy=Turns(False, compressed))
-    run.save(states.of(1))
-    saved = run.save(states.of(1, step=1))
-    assert run.persist(saved, from_host=False).by_nodes_bytes > 0
-    run.forget_local()
-    for name in NODES:
-        run.nodes[name].down = True
-    recovered = run.recover()
-    assert recovered.report.source == "object"
-    assert states.same(recovered.state, states.of(1, step=1))
-
-
-def test_save_raw_does_not_fit_a_node_is_compressed_after_all(rig, states, caplog):
-    policy = Turns(True, False)
-    run = rig(policy=policy, limit_bytes=60_000)
-    run.save(states.of(1))
-    constant = {"w": np.ones(60_000)}
-    saved = run.save(constant)
-    assert (policy.refused, saved.stats.compressed) == (1, True)
-    assert [compressed for _, compressed in policy.seen] == [True, True]
-    assert "is compressed after all: storage node" in caplog.text
-    assert loads(run, constant, states)
-
-
-def test_save_ordered_raw_does_not_fit_a_node_fails_and_former_generation_stays(rig, states):
-    run = rig(policy=CompressionPolicy("never", 1), limit_bytes=60_000)
-    first = run.save(states.of(1, arrays=2))
-    with pytest.raises(TierFullError, match="storage node"):
-        run.save({"w": np.ones(60_000)})
-    assert run.coordinator.latest("run-1") == first.record
-    assert loads(run, states.of(1, arrays=2), states)
-
-
-def test_save_that_failed_is_not_measured(rig, states):
-    policy = Turns(False, False)
-    run = rig(policy=policy)
-    run.save(states.of(1))
-    run.nodes["n2"].fail("prepare", NodeUnavailableError("n2", "injected"))
-    with pytest.raises(NodeUnavailableError):
-        run.save(states.of(1, step=1))
-    assert len(policy.seen) == 1
-
-
-# Helpers of the save
-
-
-def test_together_first_error_cancels_others_and_is_raised():
-    ended = []
-
-    async def waits():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("waits")
-
-    async def fails():
-        raise TierError("first")
-
-    async def run():
-        await together([waits(), fails(), waits()])
-
-    with pytest.raises(TierError, match="first"):
-        asyncio.run(run())
-    assert ended == ["waits", "waits"]
-
-
-def test_together_results_come_in_order():
-    async def give(value):
-        return value
-
-    async def run():
-        return await together(give(value) for value in (3, 1, 2))
-
-    assert asyncio.run(run()) == [3, 1, 2]
-
-
-def test_send_jobs_holds_at_most_parallel_jobs_and_sends_each_once(rig, states):
-    run = rig()
-    saved = run.save(states.of(1))
-    jobs = run.encoder.jobs[:]
-    run.encoder.jobs.clear()
-    jobs = [replace(job, tasks=(task,)) for job in jobs for task in job.tasks]
-    held, most, sent = 0, 0, []
-
-    async def send(chunks):
-        nonlocal held, most
-        held += 1
-        most = max(most, held)
-        await asyncio.sleep(0)
-        sent.extend(chunk.key for chunk in chunks)
-        held -= 1
-
-    asyncio.run(send_jobs(run.encoder, jobs, send, run.base.slot, None))
-    assert sorted(sent) == sorted(saved.manifest.digests)
-    assert most == run.encoder.parallel
-
-
-def test_save_base_was_damaged_in_the_slot_goes_whole_where_it_was_refused(rig, states, caplog):
+def test_save_base_was_damaged_in_the_slot_goes_whole_where_it_was_refused(rig, states, loads, caplog):
     run = rig()
     run.save(states.of(1))
     run.local.slots[0].data[12] ^= 1

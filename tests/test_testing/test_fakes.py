@@ -41,19 +41,22 @@ RECORD = CommitRecord(
 
 
 def conformance_tests():
-    """Return the tests of the conformance suite that need no process and no address."""
-    path = Path(__file__).parents[1] / "test_coordination" / "test_conformance.py"
-    spec = importlib.util.spec_from_file_location("conformance_of_coordinators", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {
-        name: test
-        for name, test in vars(module).items()
-        if name.startswith("test_")
-        and set(inspect.signature(test).parameters) <= {"coordinator", "other", "record", "node", "wrong"}
-        and "coordinator" in inspect.signature(test).parameters
-        and "fork" not in name
-    }
+    """Return the tests of the conformance suites that need no process and no address."""
+    found = {}
+    for suite in ("test_conformance", "test_commit_conformance"):
+        path = Path(__file__).parents[1] / "test_coordination" / f"{suite}.py"
+        spec = importlib.util.spec_from_file_location(f"{suite}_of_coordinators", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found |= {name: test for name, test in vars(module).items() if suits_the_fake(name, test)}
+    return found
+
+
+def suits_the_fake(name, test):
+    if not name.startswith("test_") or "fork" in name:
+        return False
+    taken = set(inspect.signature(test).parameters)
+    return "coordinator" in taken and taken <= {"coordinator", "other", "record", "node", "wrong"}
 
 
 globals().update(conformance_tests())
