@@ -25,7 +25,8 @@ services:
 	bash .ci/services
 
 test: venv services lint
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+	@# The tests start thousands of processes: none shall compile anew what is on the disk.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
 
 lint: venv
 	$(BIN)/ruff check .

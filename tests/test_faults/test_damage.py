@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,10 +72,25 @@ def test_save_bit_flipped_in_the_base_slot_is_whole_on_the_peers(
             faulty.proxies[lost].heal()
 
 
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Have a host without storage nodes save two steps and lose its memory; return its folder, and a copy."""
+    folder = tmp_path_factory.mktemp("laptop") / "host"
+    with TrainingHost(folder, None) as host:
+        manager = host.manager()
+        host.save(manager, 1, level="object")
+        host.save(manager, 2, level="object")
+        host.lose_memory()
+    return folder, shutil.copytree(folder, folder.with_name("kept"))
+
+
 @pytest.fixture
-def laptop(tmp_path: Path) -> Iterator[TrainingHost]:
-    """Return a host without storage nodes."""
-    with TrainingHost(tmp_path, None) as made:
+def laptop(saved_twice: tuple[Path, Path]) -> Iterator[TrainingHost]:
+    """Return that host as it was then; in the same folder, which names the run."""
+    folder, kept = saved_twice
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    with TrainingHost(folder, None) as made:
         yield made
 
 
@@ -157,10 +173,6 @@ def remove_directory(host: TrainingHost) -> None:
 def test_load_newest_harmed_in_the_object_tier_falls_back_and_says_so(
     laptop: TrainingHost, harm: Callable[[TrainingHost], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = laptop.manager()
-    laptop.save(manager, 1, level="object")
-    laptop.save(manager, 2, level="object")
-    laptop.lose_memory()
     harm(laptop)
     manager = laptop.manager()
     with pytest.raises(FastCheckError) as told:
@@ -180,10 +192,6 @@ def test_load_newest_harmed_in_the_object_tier_falls_back_and_says_so(
 
 
 def test_load_zarr_metadata_removed_is_exact_all_the_same(laptop: TrainingHost) -> None:
-    manager = laptop.manager()
-    laptop.save(manager, 1, level="object")
-    laptop.save(manager, 2, level="object")
-    laptop.lose_memory()
     (directory(laptop, 2) / "zarr.json").unlink()
     manager = laptop.manager()
     state = manager.load()
