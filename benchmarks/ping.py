@@ -184,7 +184,7 @@ def work(kind: str, address: str, ready: object, rounds: object) -> None:
     """Give a node work until killed; counts its rounds. Runs in a process of its own."""
 
     async def go() -> None:
-        clients = [PeerClient("busy", address, grace_seconds=60.0) for _ in range(4)]
+        clients = [PeerClient("busy", address, grace_seconds=60.0, connect_seconds=60.0) for _ in range(4)]
         async for _ in KINDS[kind](clients):
             rounds.value += 1  # type: ignore[attr-defined]
             ready.set()  # type: ignore[attr-defined]

@@ -56,8 +56,7 @@ class DataServer:
     """Serves one store over ``fcs://``.
 
     Requests are decoded into calls of the store, which run in threads: the loop only moves bytes, and
-    answers `ping` itself where that need not wait for the store. Every error becomes a reply; what breaks the
-    protocol loses its connection.
+    answers `ping` itself. Every error becomes a reply; what breaks the protocol loses its connection.
 
     Parameters
     ----------
@@ -220,8 +219,8 @@ class DataServer:
         """Serve a request, and encode the reply in the same thread: with many keys that takes time, too."""
         op = request.get("op")
         try:
-            if op == "ping" and (status := self._store.status_at_once()) is not None:
-                return encode({"status": "ok", **status})
+            if op == "ping":
+                return encode({"status": "ok", **self._store.status()})
             pool, serve = self._handler(op)
             return await asyncio.get_running_loop().run_in_executor(
                 pool, lambda: encode({"status": "ok", **serve(request)})
@@ -238,16 +237,12 @@ class DataServer:
         """Return what serves an operation, and where it runs."""
         handler = _HANDLERS.get(op) if isinstance(op, str) else None
         if handler is not None:
-            pools: dict[object, Executor] = {"persist": self._persist_work, "ping": self._operations_work}
-            return pools.get(op, self._work), partial(handler, self)
+            return self._persist_work if op == "persist" else self._work, partial(handler, self)
         if isinstance(op, str) and op in self._operations:
             return self._operations_work, self._operations[op]
         raise TierError(f"a storage node does not know the operation {op!r:.80}")
 
     # ---- operations
-
-    def _ping(self, _request: _Request) -> _Reply:
-        return self._store.status()
 
     def _probe(self, request: _Request) -> _Reply:
         nbytes = _natural(request, "give_bytes")
@@ -413,7 +408,6 @@ class DataServer:
 
 
 _HANDLERS: dict[str, Callable[[DataServer, _Request], _Reply]] = {
-    "ping": DataServer._ping,
     "probe": DataServer._probe,
     "begin": DataServer._begin,
     "put": DataServer._put,

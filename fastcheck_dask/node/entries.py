@@ -11,6 +11,7 @@ import xxhash
 from fastcheck_codecs import CodecError, PrefixIndex, Summary, XorDelta, checksum, summary
 
 from fastcheck_dask.errors import CorruptDataError, ShardCorruptError
+from fastcheck_dask.node.untracked import untrack
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.wire import Bits
 
@@ -23,6 +24,9 @@ class Entry:
     #: Encoded chunk, uint8, shape (nbytes,), read-only.
     payload: Bits
     summary: Summary
+
+    def __post_init__(self) -> None:
+        untrack(self, self.descriptor, self.summary)
 
     @property
     def is_delta(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastcheck_dask.node.entries import Chain, Entry, Step, extend
+from fastcheck_dask.node.untracked import untrack
 from fastcheck_dask.tiers.wire import Bits
 
 Name = tuple[int, str]
@@ -22,18 +23,30 @@ Name = tuple[int, str]
 
 @dataclass(eq=False)
 class Generation:
-    """A generation that can be read, as far as it lies on this node."""
+    """A generation that can be read, as far as it lies on this node.
+
+    What it holds is changed by its methods alone: they count, so that nobody has to go through all keys to
+    say how much is held and what was lost.
+    """
 
     number: int
     token: str
     manifest: Bits
     #: Digest and raw bytes that each key must have, also of those that were lost.
     wanted: dict[str, tuple[str, int]]
-    chains: dict[str, Chain]
+    chains: dict[str, Chain] = field(default_factory=dict, init=False)
     #: Keys with deltas that wait to be merged.
-    pending: set[str] = field(default_factory=set)
+    pending: set[str] = field(default_factory=set, init=False)
     #: Of a generation in the ring: the chunks that come from the next generation.
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict, init=False)
+    #: Wanted keys with neither a chain nor a step.
+    lost: set[str] = field(init=False)
+    #: Bytes of all that it holds, what it shares with others included.
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lost = set(self.wanted)
+        self.nbytes = self.manifest.nbytes
 
     @property
     def name(self) -> Name:
@@ -50,26 +63,43 @@ class Generation:
             if step.delta is not None:
                 yield step.delta.payload
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that it holds, what it shares with others included."""
-        return sum(array.nbytes for array in self.arrays())
-
-    @property
-    def damaged(self) -> list[str]:
-        """Keys whose chunk was lost."""
-        return sorted(self.wanted.keys() - self.chains.keys() - self.steps.keys())
+    def want(self, wanted: Mapping[str, tuple[str, int]]) -> None:
+        """Say what more keys must have."""
+        self.wanted.update(wanted)
+        self.lost.update(key for key in wanted if key not in self.chains and key not in self.steps)
 
     def replace(self, key: str, chain: Chain | None) -> None:
         """Set or drop what is held of a key."""
+        self.nbytes -= sum(entry.payload.nbytes for entry in self.chains.get(key, ()))
         if chain is None:
             self.chains.pop(key, None)
         else:
+            untrack(chain)
             self.chains[key] = chain
+            self.nbytes += sum(entry.payload.nbytes for entry in chain)
         if chain is not None and len(chain) > 1:
             self.pending.add(key)
         else:
             self.pending.discard(key)
+        self._note(key)
+
+    def set_step(self, key: str, step: Step | None) -> None:
+        """Set or drop how a key comes from the next generation."""
+        old = self.steps.pop(key, None)
+        if old is not None and old.delta is not None:
+            self.nbytes -= old.delta.payload.nbytes
+        if step is not None:
+            untrack(step)
+            self.steps[key] = step
+            if step.delta is not None:
+                self.nbytes += step.delta.payload.nbytes
+        self._note(key)
+
+    def _note(self, key: str) -> None:
+        if key in self.chains or key in self.steps:
+            self.lost.discard(key)
+        elif key in self.wanted:
+            self.lost.add(key)
 
 
 @dataclass(eq=False)
@@ -119,10 +149,11 @@ class Staged:
     def on(self, base: Generation | None) -> tuple[Generation, list[str]]:
         """Return the generation that this becomes when committed, and the keys whose base was lost."""
         assert self.manifest is not None
-        new = Generation(self.number, self.token, self.manifest, {}, {})
+        descriptors = (entry.descriptor for entry in self.entries.values())
+        wanted = {of.key: (of.digest, of.raw_nbytes) for of in descriptors}
+        new = Generation(self.number, self.token, self.manifest, wanted)
         lost = []
         for key, entry in self.entries.items():
-            new.wanted[key] = (entry.descriptor.digest, entry.descriptor.raw_nbytes)
             chain = extend(None if base is None else base.chains.get(key), entry)
             new.replace(key, chain)
             if chain is None:
@@ -140,11 +171,11 @@ def ring_generation(old: Generation, new: Generation, fresh: Mapping[str, Entry]
     fresh : mapping of str to Entry
         What was sent for the next one.
     """
-    kept = Generation(old.number, old.token, old.manifest, old.wanted, {})
+    kept = Generation(old.number, old.token, old.manifest, old.wanted)
     for key, chain in old.chains.items():
         step = _step(chain, fresh[key]) if key in fresh and key in new.chains else None
         if step is not None:
-            kept.steps[key] = step
+            kept.set_step(key, step)
         else:
             kept.replace(key, chain)
     return kept

@@ -99,16 +99,6 @@ class Holdings:
             while released:
                 released.pop()
 
-    @contextmanager
-    def locked_at_once(self) -> Iterator[bool]:
-        """Hold the lock, to look only, if nobody else does; say whether it is held. Does not block."""
-        locked = self.lock.acquire(blocking=False)
-        try:
-            yield locked
-        finally:
-            if locked:
-                self.lock.release()
-
     # ---- what there is
 
     def run(self, name: str) -> Run:
@@ -148,7 +138,7 @@ class Holdings:
         self.expire(besides)
         evictable = [name for name in self._evictable() if name != asking]
         possible = self.free_bytes(besides) + self.ring_ledger.used_bytes
-        possible += sum(array.nbytes for name in evictable for array in self.runs[name].arrays())
+        possible += sum(held.nbytes for name in evictable for held in self.runs[name].generations())
         if wanted_bytes > possible:
             return possible
         while wanted_bytes > self.free_bytes(besides) and self._give_up_ring():
@@ -244,7 +234,7 @@ class Holdings:
         for ledger in self._ledgers(run, held):
             ledger.hold(entry.payload for entry in chain or ())
         held.replace(key, chain)
-        held.steps.pop(key, None)
+        held.set_step(key, None)
         for ledger in self._ledgers(run, held):
             self._release(ledger, payloads)
 
@@ -268,7 +258,7 @@ class Holdings:
         if older.chains.get(key) != before:
             return
         self.set_chain(run, older, key, chain=None)
-        older.steps[key] = Step(before[-1].descriptor, delta)
+        older.set_step(key, Step(before[-1].descriptor, delta))
         for ledger in (self.ledger, self.ring_ledger):
             ledger.hold([delta.payload])
 
@@ -322,7 +312,7 @@ class Holdings:
                 f"node {self.name} takes no part of generation {new.number} ({new.token}) of {name}: "
                 f"it holds {run.described()}"
             )
-        held.wanted.update(new.wanted)
+        held.want(new.wanted)
         run.note_save(self.clock.now())
         return held
 

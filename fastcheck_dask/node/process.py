@@ -33,6 +33,7 @@ from fastcheck_dask.node.plugin import StoragePlugin
 from fastcheck_dask.node.scrubber import Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.node.states import NodeStates
+from fastcheck_dask.node.untracked import freeze_what_is_here
 from fastcheck_dask.node.vitals import Vitals
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.wire import listen_address
@@ -195,6 +196,7 @@ def run_storage(
             return drained(store, coordinator, seconds=drain_seconds)
 
         control = None if scheduler is None else keep_worker(scheduler, name=name, host=host, plugin=plugin)
+        freeze_what_is_here()
         with life:
             asyncio.run(
                 _until_signal(info, control, registry=registry, states=states, life=life, drain=drain)

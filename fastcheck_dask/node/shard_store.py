@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
@@ -28,6 +29,8 @@ from fastcheck_dask.tiers.wire import Bits
 PENDING_LIMIT = 2
 #: Pinned generations of one run.
 PIN_LIMIT = 2
+#: Chunks below this size, on an average, are checked by one thread at a time.
+SMALL_CHUNK_BYTES = 64 * 2**10
 
 
 class ShardStore:
@@ -66,6 +69,7 @@ class ShardStore:
         self._runs = self._holdings.runs
         #: Newest owner that began a save of each run, and its newest attempt; kept when a run is dropped.
         self._turns: dict[str, tuple[int, int]] = {}
+        self._checking_small = threading.Lock()
         self.on_pending = on_pending
 
     @property
@@ -86,14 +90,8 @@ class ShardStore:
             return self._holdings.ledger.used_bytes
 
     def status(self) -> dict[str, Any]:
-        """Return what `ping` answers."""
-        with self._holdings.locked():
-            return summary_of(self._holdings)
-
-    def status_at_once(self) -> dict[str, Any] | None:
-        """Return what `ping` answers; None where another thread is changing what is held. Does not block."""
-        with self._holdings.locked_at_once() as locked:
-            return summary_of(self._holdings) if locked else None
+        """Return what `ping` answers. Does not block; what another thread is changing shows in part."""
+        return summary_of(self._holdings)
 
     def report(self) -> dict[str, Any]:
         """Return what `status` answers: bytes, and of each run what is held, its lease and its damage."""
@@ -152,7 +150,10 @@ class ShardStore:
         """Stage encoded chunks. All or none; a key that is staged already is replaced if it differs."""
         if self._is_committed(run, token):
             return
-        entries = [accept(descriptor, payload, self.name) for descriptor, payload in chunks]
+        # With small ones only the interpreter has work: several threads would keep the loop from it.
+        small = sum(payload.nbytes for _, payload in chunks) < len(chunks) * SMALL_CHUNK_BYTES
+        with self._checking_small if small else nullcontext():
+            entries = [accept(descriptor, payload, self.name) for descriptor, payload in chunks]
         with self._holdings.locked():
             if self._is_committed(run, token):
                 return
@@ -352,7 +353,7 @@ class ShardStore:
         They are put in by :meth:`repair`, and count as damaged until then; see `PeerClient.adopt`.
         """
         manifest.flags.writeable = False
-        new = Generation(generation, token, manifest, dict(wanted), {})
+        new = Generation(generation, token, manifest, dict(wanted))
         with self._holdings.locked():
             if self._holdings.run(run).find((generation, token)) is None:
                 self._holdings.require_room(run, manifest.nbytes + reserve_bytes)
@@ -409,15 +410,15 @@ class ShardStore:
 
     # ---- scrubbing
 
-    def chunks(self) -> list[tuple[str, Name, str]]:
-        """Return every chunk that can be read: run, generation and key."""
+    def chunks(self) -> Iterator[tuple[str, Name, str]]:
+        """Yield every chunk that can be read, a generation at a time: run, generation and key."""
         with self._holdings.locked():
-            return [
-                (name, held.name, key)
-                for name, run in self._runs.items()
-                for held in run.generations()
-                for key in (*held.chains, *held.steps)
-            ]
+            found = [(name, held) for name, run in self._runs.items() for held in run.generations()]
+        for name, held in found:
+            with self._holdings.locked():
+                keys = [*held.chains, *held.steps]
+            for key in keys:
+                yield name, held.name, key
 
     def check(self, run: str, name: Name, key: str) -> Checked | None:
         """Compare the checksums of a chunk's payloads, once no load is served; a damaged one counts as lost.

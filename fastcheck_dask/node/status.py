@@ -1,7 +1,8 @@
-"""What a storage node says of itself. Called with the lock of its holdings held."""
+"""What a storage node says of itself."""
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import Any
 
 from fastcheck_dask.node.generations import Run
@@ -12,21 +13,25 @@ _NAMED_KEYS = 1000
 
 
 def summary_of(holdings: Holdings) -> dict[str, Any]:
-    """Return what `ping` answers."""
+    """Return what `ping` answers; does not need the lock.
+
+    Who holds the lock may be at a commit of tens of thousands of chunks. Each value is of a moment between
+    the question and the answer, but not all of the same one.
+    """
+    # A copy is made in one go, and may be gone through while runs come and go.
+    runs = holdings.runs.copy()
+    committed = {name: run.committed for name, run in runs.items()}
     return {
         "name": holdings.name,
         "used_bytes": holdings.ledger.used_bytes,
         "limit_bytes": holdings.limit_bytes,
-        "runs": {
-            name: None if run.committed is None else list(run.committed.name)
-            for name, run in holdings.runs.items()
-        },
-        "pending": sum(len(g.pending) for run in holdings.runs.values() for g in run.generations()),
+        "runs": {name: None if held is None else list(held.name) for name, held in committed.items()},
+        "pending": sum(len(held.pending) for run in runs.values() for held in run.generations()),
     }
 
 
 def report_of(holdings: Holdings) -> dict[str, Any]:
-    """Return what `status` answers; takes as long as going through all keys."""
+    """Return what `status` answers, all of one moment; called with the lock held, and counts no keys."""
     now = holdings.clock.now()
     return {
         "name": holdings.name,
@@ -75,8 +80,13 @@ def _of_run(run: Run, now: float) -> dict[str, Any]:
             "ends_seconds": run.lease_ends(LEASE_SECONDS) - now,
         },
         "damaged": [
-            {"generation": held.number, "token": held.token, "count": len(lost), "keys": lost[:_NAMED_KEYS]}
+            {
+                "generation": held.number,
+                "token": held.token,
+                "count": len(held.lost),
+                "keys": nsmallest(_NAMED_KEYS, held.lost),
+            }
             for held in run.generations()
-            if (lost := held.damaged)
+            if held.lost
         ],
     }

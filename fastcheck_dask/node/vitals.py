@@ -13,7 +13,7 @@ from fastcheck_dask.node.scrubber import Scrubber
 from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.version import __version__
 
-#: A report goes through all keys: it is not made more often than this.
+#: A report of all runs is not made more often than this.
 MAX_AGE_SECONDS: Final = 2.0
 #: Runs that the scheduler is told of, at each heartbeat.
 _RUN_LIMIT: Final = 64

@@ -26,7 +26,7 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from fastcheck_dask.errors import ConfigError, CorruptDataError, FastCheckError, TierError, UnknownFormatError
 from fastcheck_dask.tiers.loop_share import LoopShare
-from fastcheck_dask.tiers.pacing import PIECE_BYTES
+from fastcheck_dask.tiers.pieces import cost_of, pieces_of
 
 Bits = npt.NDArray[np.uint8]
 #: What can be sent as a frame: anything C-contiguous that exports bytes; never copied.
@@ -202,13 +202,11 @@ class FcsComm(TCP):
                 await stream.write(b"".join([packed.head, *packed.buffers]))
             else:
                 await stream.write(packed.head)
-                for view in packed.buffers:
-                    for start in range(0, view.nbytes, PIECE_BYTES):
-                        piece = view[start : start + PIECE_BYTES]
-                        if pace is not None:
-                            await pace(piece.nbytes)
-                        await share.take(piece.nbytes)
-                        await stream.write(piece)
+                for piece in pieces_of(packed.buffers):
+                    if pace is not None:
+                        await pace(sum(view.nbytes for view in piece))
+                    await share.take(cost_of(piece))
+                    await stream.write(piece[0] if len(piece) == 1 else b"".join(piece))
         total = len(packed.head) + packed.payload_bytes
         self.sent_bytes += total
         return total
@@ -270,19 +268,20 @@ class FcsComm(TCP):
         """
         stream, share = self._live_stream(), LoopShare.of_running_loop()
         received: list[Bits] = []
-        with self._aborting():
+
+        def targets() -> Iterator[memoryview]:
             for size in head.sizes:
-                target = np.empty(size, np.uint8)
-                view = target.data
-                for start in range(0, size, PIECE_BYTES):
-                    piece = view[start : start + PIECE_BYTES]
-                    if pace is not None:
-                        await pace(piece.nbytes)
-                    # Bytes that wait in the kernel are read without leaving this task: let others run.
-                    if head.payload_bytes > SMALL_BYTES:
-                        await share.take(piece.nbytes)
-                    await stream.read_into(piece)  # type: ignore[arg-type]
-                received.append(target)
+                received.append(np.empty(size, np.uint8))
+                yield received[-1].data
+
+        with self._aborting():
+            for piece in pieces_of(targets()):
+                if pace is not None:
+                    await pace(sum(view.nbytes for view in piece))
+                # Bytes that wait in the kernel are read without leaving this task: let others run.
+                if head.payload_bytes > SMALL_BYTES:
+                    await share.take(cost_of(piece))
+                await _read_into(stream, piece)
         self.received_bytes += head.payload_bytes
         head.message["frames"] = received
         return head.message
@@ -324,6 +323,19 @@ class FcsComm(TCP):
         if remote.get("protocol") != SCHEME:
             raise UnknownFormatError(f"the peer does not speak {SCHEME}")
         return {}
+
+
+async def _read_into(stream: IOStream, views: Sequence[memoryview]) -> None:
+    """Fill buffers from a stream; several with one read."""
+    if len(views) == 1:
+        await stream.read_into(views[0])  # type: ignore[arg-type]
+        return
+    joined = np.empty(sum(view.nbytes for view in views), np.uint8).data
+    await stream.read_into(joined)  # type: ignore[arg-type]
+    at = 0
+    for view in views:
+        view[:] = joined[at : at + view.nbytes]
+        at += view.nbytes
 
 
 class FcsConnector(TCPConnector):

@@ -128,6 +128,34 @@ class StoreMachine(RuleBasedStateMachine):
         history.pins = [pin for pin in history.pins if pin != name] + [name]
         history.pins = history.pins[-2:] if name not in history.pins[:-1] else history.pins
 
+    @rule(run=runs, keys=st.sets(st.sampled_from("abc"), min_size=1))
+    def lose_and_repair(self, run: str, keys: set[str]) -> None:
+        """A reader finds chunks of the newest to be wrong, and brings them back."""
+        history = self.runs[run]
+        lost = sorted(keys & history.author.state.keys())
+        if not history.line or not self.held_numbers(run):
+            return
+        name = history.line[-1]
+        self.store.quarantine(*name, lost)
+        assert self.store.read(*name, keys=lost).missing == lost
+        self.what_is_counted_is_what_counting_gives()
+        whole = [self.chunks.whole(key, history.author.state[key]) for key in lost]
+        for chunk in whole:
+            try:
+                self.store.repair(*name, [chunk])
+            except NodeFullError:
+                # No more than was there fits unless others go: the run is begun anew.
+                self.store.drop(run)
+                history.line.clear()
+                history.pins.clear()
+                history.persisted = -1
+                return
+        # What was taken back over them is lost, too: older ones cannot be vouched for.
+        history.line = history.line[-1:]
+        history.pins = [pin for pin in history.pins if pin == name]
+        for older in [held.name for held in self.store._runs[run].pins if held.name != name[1:]]:
+            self.store.unpin(run, *older)
+
     @rule(run=runs)
     def unpin(self, run: str) -> None:
         history = self.runs[run]
@@ -159,6 +187,20 @@ class StoreMachine(RuleBasedStateMachine):
         assert report["used_bytes"] + report["reserved_bytes"] <= self.limit
         rings = [held for run in runs for held in run.ring]
         assert report["ring"]["used_bytes"] == recounted(a for held in rings for a in held.arrays())
+
+    @invariant()
+    def what_is_counted_is_what_counting_gives(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for name, run in self.store._runs.items():
+            for held in run.generations():
+                assert held.nbytes == sum(array.nbytes for array in held.arrays())
+                assert held.lost == held.wanted.keys() - held.chains.keys() - held.steps.keys()
+                assert held.pending == {key for key, chain in held.chains.items() if len(chain) > 1}
+            said = self.store.report()["runs"][name]
+            assert {(d["generation"], d["token"]): d["keys"] for d in said["damaged"]} == {
+                held.name: sorted(held.lost) for held in run.generations() if held.lost
+            }
 
     @invariant()
     def newest_is_held_unless_it_could_be_evicted(self) -> None:
