@@ -5,7 +5,8 @@ object tier. Every chunk is verified by the digest in the manifest before it cou
 named, and the node that gave it is told.
 
 A node that is late, by the pace of the others, is not waited for: its chunks are also rebuilt from parity, as
-soon as the others of their stripes are there, and what is verified first counts. Only who has claimed a chunk
+soon as the others of their stripes are there, and what is verified first counts. So it is with the node of a
+parity chunk where there is another one. Only who has claimed a chunk
 writes to its memory.
 """
 
@@ -100,6 +101,7 @@ class ChunkLoader:
             good=self._good,
             without=self._without_shards,
             read=partial(self._from_shard, source=None),
+            patience=self._pace.patience,
             take=self._take_computed,
             refuse=self._lost,
         )

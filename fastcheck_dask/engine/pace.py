@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from fastcheck_dask.errors import FastCheckError
@@ -15,6 +16,8 @@ T = TypeVar("T")
 LATE_FACTOR = 3.0
 #: and this much longer, in seconds: what threads and a busy machine make of a short time.
 JITTER_SECONDS = 0.25
+#: How long a source is waited for when there is another one, and nothing was read by which to measure it.
+UNMEASURED_SECONDS = 2.0
 
 
 class Pace:
@@ -50,17 +53,25 @@ class Pace:
         if shard not in self._asked:
             return None
         others = [took for other, times in self._took.items() if other != shard for took in times]
-        measured = others or self._took.get(shard)
-        if not measured:
-            return None
         nbytes, began = self._asked[shard]
-        return began + LATE_FACTOR * statistics.median(measured) * nbytes + JITTER_SECONDS
+        seconds = _patience(others or self._took.get(shard), nbytes)
+        return None if seconds is None else began + seconds
+
+    def patience(self, nbytes: int) -> float:
+        """Return how many seconds so many bytes of another shard may take, by the pace of those read here."""
+        seconds = _patience(list(chain.from_iterable(self._took.values())), nbytes)
+        return UNMEASURED_SECONDS if seconds is None else seconds
 
     def late(self, now: float) -> tuple[list[int], float | None]:
         """Return the shards that are late, and the seconds until the next one would be."""
         moments = {shard: at for shard in self._asked if (at := self.late_at(shard)) is not None}
         coming = [at - now for at in moments.values() if at > now]
         return sorted(shard for shard, at in moments.items() if at <= now), min(coming, default=None)
+
+
+def _patience(measured: list[float] | None, nbytes: int) -> float | None:
+    """Return what a batch may take by the seconds for each byte of others; None if there are none."""
+    return LATE_FACTOR * statistics.median(measured) * nbytes + JITTER_SECONDS if measured else None
 
 
 async def first_answer(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcheck_dask.engine.pace import JITTER_SECONDS, LATE_FACTOR, Pace, first_answer
+from fastcheck_dask.engine.pace import JITTER_SECONDS, LATE_FACTOR, UNMEASURED_SECONDS, Pace, first_answer
 from fastcheck_dask.errors import NodeUnavailableError
 
 
@@ -42,6 +42,15 @@ def test_late_at_a_single_shard_goes_by_its_own_batches():
     pace.came(0, 1.0)
     pace.asked(0, 200, 5.0)
     assert pace.late_at(0) == pytest.approx(5.0 + 2 * LATE_FACTOR + JITTER_SECONDS)
+
+
+def test_patience_goes_by_the_median_of_all_or_a_constant():
+    pace = Pace()
+    assert pace.patience(100) == UNMEASURED_SECONDS
+    for shard, seconds in ((0, 1.0), (1, 2.0), (2, 60.0)):
+        pace.asked(shard, 100, 0.0)
+        pace.came(shard, seconds)
+    assert pace.patience(50) == pytest.approx(LATE_FACTOR * 1.0 + JITTER_SECONDS)
 
 
 @given(

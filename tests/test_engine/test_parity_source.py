@@ -53,13 +53,16 @@ class World:
         )
         self.good, self.taken, self.refused, self.asked = set(), {}, [], []
 
-    def rebuild(self, lost, *, failed=(), without=()):
+    def rebuild(self, lost, *, failed=(), without=(), hung=(), patience=lambda _nbytes: 60.0):
         """Compute chunks as a load does that has all other data chunks but those which failed."""
+        forever = asyncio.Event()
 
         async def read(shard, keys, room):
             assert all(self.layout.position[key][1] == shard for key in keys)
             assert shard not in without
             self.asked += keys
+            if shard in hung:
+                await forever.wait()
             came = {key for key in keys if key not in failed}
             for key in keys:
                 # What fails may have been written half.
@@ -72,6 +75,7 @@ class World:
             good=self.good,
             without=without,
             read=read,
+            patience=patience,
             take=lambda key, bits: self.taken.update({key: bits.copy()}),
             refuse=self.refused.append,
         )
@@ -127,6 +131,61 @@ def test_rebuild_with_parity_that_gives_other_bits_takes_nothing(parity):
     world.every["%parity/0"][3] ^= 1
     assert world.rebuild(["a0/c/0", "a1/c/0"][:parity]) == set()
     assert world.refused
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rebuild_waits_for_no_hung_shard_that_others_can_stand_in_for(data):
+    """Nobody is given any time: all that is hung or only slow is done without where that is possible."""
+    sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=9), "sizes")
+    shards = data.draw(st.integers(1, 4), "shards")
+    world = World(sizes, shards=shards, parity=2)
+    lost_shard, hung = data.draw(st.permutations(range(shards + 2)), "shards that fail")[:2]
+    lost = [key for key in world.layout.keys_of(lost_shard) if key in world.bits]
+    if data.draw(st.booleans(), "whether the other data are there"):
+        world.good = world.bits.keys() - set(lost)
+    found = world.rebuild(lost, without={lost_shard}, hung={hung}, patience=lambda _nbytes: 0.0)
+    assert found == set(lost)
+    assert all(bits.tobytes() == world.bits[key].tobytes() for key, bits in world.taken.items())
+    assert len(world.asked) == len(set(world.asked)), "nothing is read twice"
+
+
+def test_rebuild_late_parity_that_nothing_stands_in_for_is_waited_for():
+    world = World([9, 9, 9], shards=3, parity=1)
+    world.good = {"a1/c/0", "a2/c/0"}
+    assert world.rebuild(["a0/c/0"], patience=lambda _nbytes: 0.0) == {"a0/c/0"}
+    assert world.asked == ["%parity/0"]
+
+
+def test_rebuild_late_parity_that_comes_before_the_other_one_is_used():
+    world = World([9, 9, 9], shards=3, parity=2)
+    world.good = {"a1/c/0", "a2/c/0"}
+    asked, taken = asyncio.Event(), []
+
+    async def main():
+        async def read(shard, keys, room):
+            if shard == 4:
+                asked.set()
+                await asyncio.Event().wait()
+            await asked.wait()
+            for key in keys:
+                room(key)[:] = world.every[key]
+            return set(keys)
+
+        source = ParitySource(
+            world.manifest,
+            world.bits.__getitem__,
+            good=world.good,
+            without=(),
+            read=read,
+            patience=lambda _nbytes: 0.0,
+            take=lambda key, _bits: taken.append(key),
+            refuse=world.refused.append,
+        )
+        await asyncio.wait_for(source.rebuild_all(["a0/c/0"]), 60)
+
+    asyncio.run(main())
+    assert taken == ["a0/c/0"]
 
 
 # Loads from nodes

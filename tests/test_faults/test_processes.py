@@ -161,6 +161,37 @@ def test_load_node_stopped_before_the_load_costs_no_deadline(proxied: Proxied, r
             proxied.proxies[first].cut()
 
 
+@pytest.mark.parametrize("parity_fault", [stopped, slow])
+@pytest.mark.parametrize("data_fault", [killed, stopped])
+def test_load_first_parity_that_hangs_is_overtaken_by_the_second(
+    proxied: Proxied,
+    run: TrainingHost,
+    data_fault: Callable[..., None],
+    parity_fault: Callable[..., None],
+) -> None:
+    first, _, parity, second = run.save(run.manager(parity=2), 1).stats["nodes"]
+    run.lose_memory()
+    manager = run.manager(parity=2, grace="300 s", connect_timeout="300 s")
+    proxies = proxied.proxies
+    proxies[first].hold("read")
+    proxies[parity].hold("read")
+    with ThreadPoolExecutor(1) as executor:
+        loading = executor.submit(manager.load)
+        try:
+            proxies[first].wait_held("read")
+            data_fault(proxied, first)
+            proxies[parity].wait_held("read")
+            parity_fault(proxied, parity)
+            assert_is_state(loading.result(BOUND), 1)
+        finally:
+            proxies[first].cut()
+            proxies[parity].cut()
+    report = manager.last_load
+    assert report is not None
+    assert report.source == "peers+parity"
+    assert proxies[second].count("read") > 0
+
+
 @pytest.fixture
 def fifth(proxied: Proxied) -> Iterator[None]:
     """Have one node more for this test."""
