@@ -25,6 +25,7 @@ from fastcheck_dask.coordination.entries import (
     OutcomeUnknownError,
     Write,
 )
+from fastcheck_dask.coordination.memory_group import MemoryGroup, group_of_this_process
 from fastcheck_dask.coordination.processes import boot_id
 from fastcheck_dask.errors import UnknownFormatError
 from fastcheck_dask.ids import check_name
@@ -75,6 +76,8 @@ class Life:
     oom_kills: int | None
     #: Oldest first.
     ends: tuple[End, ...] = ()
+    #: Its cgroup, as it was by then; None if unknown.
+    group: MemoryGroup | None = None
 
     @property
     def end(self) -> End | None:
@@ -112,7 +115,7 @@ class Life:
             found: Any = json.loads(data)
             ends = tuple(_end(one) for one in found["ends"])
             names = ("name", "address", "host", "rack", "started_unix", "pid", "boot", "oom_kills")
-            made = cls(**{name: found[name] for name in names}, ends=ends)
+            made = cls(**{name: found[name] for name in names}, ends=ends, group=_group(found.get("group")))
         except (ValueError, TypeError, KeyError) as error:
             raise UnknownFormatError(
                 f"life of a node, {len(data)} bytes: cannot be read: {error!r}"
@@ -122,6 +125,16 @@ class Life:
         if not all(isinstance(text, str) for text in texts) or not all(map(_is_number, numbers)):
             raise UnknownFormatError(f"life of a node has a field of the wrong type: {made!r:.200}")
         return made
+
+
+def _group(found: Any) -> MemoryGroup | None:
+    """Read a cgroup, of which versions before this one say nothing."""
+    if found is None:
+        return None
+    path, inode, kills = found["path"], found["inode"], found["oom_kills"]
+    if not isinstance(path, str) or not _is_number(inode) or not _is_number(kills):
+        raise ValueError(f"no such cgroup: {found!r:.200}")
+    return MemoryGroup(path, inode, kills)
 
 
 def _end(found: Any) -> End:
@@ -139,11 +152,13 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Here:
-    """What tells machines and their boots apart, and the kernel's count of processes it ended."""
+    """What tells machines and their boots apart, and the kernel's counts of processes it ended."""
 
     host: str
     boot: str
     oom_kills: int | None
+    #: The cgroup that somebody is judged by; None if it cannot be seen.
+    group: MemoryGroup | None = None
 
     @classmethod
     def of_this_machine(cls, host: str) -> Here:
@@ -152,7 +167,14 @@ class Here:
             boot = boot_id()
         except OSError:
             boot = ""
-        return cls(host, boot, oom_kills())
+        return cls(host, boot, oom_kills(), group_of_this_process())
+
+    @classmethod
+    def for_judging(cls, life: Life) -> Here:
+        """Return the same, with the cgroup of a node that ran on this machine."""
+        here = cls.of_this_machine(life.host)
+        on_this_machine = life.boot and life.boot == here.boot
+        return replace(here, group=life.group.now() if on_this_machine and life.group is not None else None)
 
 
 def oom_kills() -> int | None:
@@ -197,12 +219,26 @@ def judge(life: Life, finding: Finding | None, here: Here) -> tuple[Cause, str]:
 
 
 def _on_this_machine(life: Life, here: Here) -> tuple[Cause, str]:
+    was, group = life.group, here.group
+    if was is not None and group is not None and was.inode == group.inode:
+        # It counts whatever ended a process of the group: what others of the machine ran into is left out.
+        more = group.oom_kills - was.oom_kills
+        if more > 0:
+            return (
+                "memory",
+                f"the kernel ended {_processes(more)} of its cgroup ({group.path}) for want of memory",
+            )
+        return "killed", "its process is gone: SIGKILL or a crash, not for want of memory"
     if life.oom_kills is None or here.oom_kills is None:
         return "killed", "its process is gone: SIGKILL, out of memory, or a crash"
     more = here.oom_kills - life.oom_kills
     if more > 0:
         return "memory", f"its process is gone; since it started the kernel ended {more} for want of memory"
     return "killed", "its process is gone: SIGKILL or a crash, not for want of memory"
+
+
+def _processes(count: int) -> str:
+    return "a process" if count == 1 else f"{count} processes"
 
 
 def life_path(node: str) -> str:

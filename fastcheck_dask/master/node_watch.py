@@ -150,7 +150,7 @@ class NodeWatchDuty:
         for life, finding in zip(todo.missing, findings, strict=True):
             # One that answers has lost its session, and will be in the registry again.
             if finding is not None:
-                cause, why = judge(life, finding, Here.of_this_machine(life.host))
+                cause, why = judge(life, finding, Here.for_judging(life))
                 end = End(self._unix_time(), cause, why, life.started_unix)
                 if await self._write(leadership, found[life.name][1], life.ended(end)):
                     logger.warning("storage node %s is gone: %s", life.name, why)

@@ -33,6 +33,7 @@ class NodeLife:
             pid=os.getpid(),
             boot=here.boot,
             oom_kills=here.oom_kills,
+            group=here.group,
         )
 
     def __enter__(self) -> NodeLife:

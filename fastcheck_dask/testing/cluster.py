@@ -111,9 +111,14 @@ class StorageCluster:
         self._children["scheduler"] = _Child(process, line)
         return self.scheduler
 
-    def start_node(self, name: str, *, rack: str = "default", port: int = 0) -> None:
-        """Start one more storage node, or one that was killed, with empty memory."""
-        process = self._popen_node(name, rack=rack, port=port)
+    def start_node(
+        self, name: str, *, rack: str = "default", port: int = 0, within: Sequence[str] = ()
+    ) -> None:
+        """Start one more storage node, or one that was killed, with empty memory.
+
+        `within` is a command that starts the one that follows it, such as in a cgroup.
+        """
+        process = self._popen_node(name, rack=rack, port=port, within=within)
         self._children[name] = _Child(process, self._line(name, process, "data fcs://"))
 
     def pid(self, name: str) -> int:
@@ -174,7 +179,9 @@ class StorageCluster:
         """Return what a process has printed."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def _popen_node(self, name: str, *, rack: str, port: int = 0) -> subprocess.Popen[bytes]:
+    def _popen_node(
+        self, name: str, *, rack: str, port: int = 0, within: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         options = {
             "memory_bytes": self._memory_bytes,
             "name": name,
@@ -191,10 +198,13 @@ class StorageCluster:
                 self.coordinator,
                 json.dumps(options),
             ],
+            within=within,
         )
 
-    def _popen(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, *arguments]
+    def _popen(
+        self, name: str, arguments: list[str], *, within: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        command = [*within, sys.executable, *arguments]
         # A test runner that is killed must not leave processes behind.
         if setpriv := shutil.which("setpriv"):
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]

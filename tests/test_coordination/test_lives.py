@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from fastcheck_dask.coordination.lives import (
     oom_kills,
     read_lives,
 )
+from fastcheck_dask.coordination.memory_group import MemoryGroup
 from fastcheck_dask.errors import CoordinationError, UnknownFormatError
 from fastcheck_dask.testing.entries import MemoryEntries, SharedEntries
 
@@ -49,6 +52,7 @@ def stored(entries: MemoryEntries) -> Life:
             st.builds(End, st.floats(0, 1e12), st.just("killed"), st.text(max_size=9), st.floats(0, 1e12)),
             max_size=ENDS_KEPT,
         ).map(tuple),
+        st.none() | st.builds(MemoryGroup, st.text(max_size=9), st.integers(0), st.integers(0)),
     )
 )
 def test_life_survives_its_bytes(life: Life) -> None:
@@ -63,6 +67,7 @@ def test_life_survives_its_bytes(life: Life) -> None:
         b"{}",
         replace(LIFE, pid="7").to_bytes(),
         replace(LIFE, host=None).to_bytes(),
+        replace(LIFE, group=MemoryGroup("/g", "2", 3)).to_bytes(),
         LIFE.ended(End(1.0, "bored", "", 100.0)).to_bytes(),
         LIFE.ended(End("now", "killed", "", 100.0)).to_bytes(),
     ],
@@ -149,6 +154,46 @@ def test_coordinator_away_raises(entries: MemoryEntries) -> None:
 def test_judge(here: Here, finding: str | None, cause: str, says: str) -> None:
     found, why = judge(LIFE, finding, here)
     assert (found, says in why) == (cause, True), why
+
+
+GROUP = MemoryGroup("/sys/fs/cgroup/nodes", 77, 3)
+
+
+@pytest.mark.parametrize(
+    ("was", "group", "machine", "cause", "says"),
+    [
+        (
+            GROUP,
+            replace(GROUP, oom_kills=4),
+            6,
+            "memory",
+            "ended a process of its cgroup (/sys/fs/cgroup/nodes)",
+        ),
+        (GROUP, replace(GROUP, oom_kills=5), 5, "memory", "ended 2 processes of its cgroup"),
+        # Another process of the machine was, not this one.
+        (GROUP, GROUP, 9, "killed", "not for want of memory"),
+        # It has gone with its cgroup, or another one has that place now: what the machine counts is left.
+        (GROUP, None, 6, "memory", "since it started the kernel ended 1"),
+        (GROUP, replace(GROUP, inode=78, oom_kills=9), 5, "killed", "not for want of memory"),
+        (None, GROUP, 6, "memory", "since it started the kernel ended 1"),
+    ],
+)
+def test_judge_by_the_cgroup(was: Any, group: Any, machine: int, cause: str, says: str) -> None:
+    found, why = judge(replace(LIFE, group=was), "refused", replace(HERE, oom_kills=machine, group=group))
+    assert (found, says in why) == (cause, True), why
+
+
+def test_life_that_an_older_version_wrote_has_no_cgroup() -> None:
+    document = json.loads(LIFE.to_bytes())
+    del document["group"]
+    assert Life.from_bytes(json.dumps(document).encode()) == LIFE
+
+
+def test_for_judging_another_machine_looks_at_no_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryGroup, "now", lambda group: group)
+    boot = Here.of_this_machine("h").boot
+    assert Here.for_judging(replace(LIFE, group=GROUP)).group is None
+    assert Here.for_judging(replace(LIFE, group=GROUP, boot=boot)).group == GROUP
 
 
 def test_here_is_this_machine() -> None:
