@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fastcheck_dask.coordination.base import Coordinator, NodeInfo
+from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine import save
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
@@ -26,15 +28,38 @@ from fastcheck_dask.layout.chunks import place
 from fastcheck_dask.layout.leaves import copy_bits
 from fastcheck_dask.layout.state import flatten, unflatten
 from fastcheck_dask.placement.policy import Choice, choose, replacement
+from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.encoder import InlineEncoder
 from fastcheck_dask.testing.fakes import FakeCoordinator, FakeNodes
+from fastcheck_dask.testing.training import quick_client
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 RUN = "run-1"
+
+
+class RealNodes:
+    """Storage nodes in processes of their own, by the interface of `FakeNodes` that a `Rig` uses."""
+
+    def __init__(self, cluster: StorageCluster, coordinator: Coordinator) -> None:
+        self.cluster, self._coordinator = cluster, coordinator
+        #: Nodes that this host does not reach.
+        self.cut_off: set[str] = set()
+
+    @property
+    def infos(self) -> Sequence[NodeInfo]:
+        return sorted(self._coordinator.nodes(), key=lambda node: node.name)
+
+    def client(self, name: str, address: str) -> PeerClient:
+        # Nobody listens on port 1.
+        return quick_client(name, "fcs://127.0.0.1:1" if name in self.cut_off else address)
+
+    def close(self) -> None:
+        self._coordinator.close()
 
 
 class Rig:
@@ -44,9 +69,11 @@ class Rig:
         policy, encoder = options.pop("policy", None), options.pop("encoder", None)
         spares = options.pop("spares", False)
         chains, retention = options.pop("chains", None), options.pop("retention", None)
-        groups = options.pop("groups", ())
-        self.nodes = FakeNodes(nodes, **options)
-        self.coordinator = FakeCoordinator()
+        groups, cluster = options.pop("groups", ()), options.pop("cluster", None)
+        self.coordinator: Any = FakeCoordinator() if cluster is None else connect(cluster.coordinator)
+        self.nodes: Any = (
+            FakeNodes(nodes, **options) if cluster is None else RealNodes(cluster, self.coordinator)
+        )
         self.claim = self.coordinator.claim(RUN, "test")
         self.local = LocalTier(RUN, folder / "shm")
         self.folder = CheckpointFolder(open_store(str(folder / "objects")))
