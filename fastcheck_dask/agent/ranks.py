@@ -46,10 +46,21 @@ class RankDuties:
         """Write the markers of joint checkpoints that are complete in the object tier by now."""
         try:
             folder = JointFolder(self._location)
-            for commit in self._coordinator.joint_commits()[-_LOOK_BACK:]:
-                folder.publish(JointMarker(**vars(commit)))
+            commits = self._coordinator.joint_commits()[-_LOOK_BACK:]
         except FastCheckError as error:
             log.warning("joint checkpoints in %s are not marked as such: %s", self._location, error)
+            return
+        for commit in commits:
+            try:
+                folder.publish(JointMarker(**vars(commit)))
+            except FastCheckError as error:
+                # A part that is lost for good is no reason to leave the later ones unmarked.
+                log.warning(
+                    "checkpoint %r of all ranks in %s is not marked as such: %s",
+                    commit.tag,
+                    self._location,
+                    error,
+                )
 
     def proven_generation(self) -> int | None:
         """Return this rank's generation of the newest checkpoint that all ranks have in the object tier.

@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from fastcheck_dask.config import Group
 from fastcheck_dask.engine.chains import needed_of
 from fastcheck_dask.errors import CommitConflictError, ShardUnavailableError
-from fastcheck_dask.ids import is_url, joined, new_token, normalised
+from fastcheck_dask.ids import joined, new_token, normalised, parted
 from fastcheck_dask.layout.zarr_tree import PRIVATE
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, Survey
 from fastcheck_dask.tiers.commit_marker import CommitMarker
+from fastcheck_dask.tiers.joint_marker import rank_of_location
 from fastcheck_dask.tiers.object_store import is_there, open_existing, open_store
 from fastcheck_dask.tiers.store import ObjectStore
 
@@ -40,9 +41,18 @@ def folder_name(store: ObjectStore) -> str | None:
     except ShardUnavailableError:
         return None
     where = normalised(store.location)
-    last = where.partition("?")[0] if is_url(where) else where
-    name = _NOT_IN_NAMES.sub("-", last.rstrip("/").rpartition("/")[2]).lstrip("._=+-")[:64] or "run"
-    return f"{name}-{hashlib.sha256(identity + b' ' + where.encode()).hexdigest()[:16]}"
+    return f"{_shown(where)}-{hashlib.sha256(identity + b' ' + where.encode()).hexdigest()[:16]}"
+
+
+def _shown(location: str) -> str:
+    """Return what a location is called, for who looks at a root; of a rank's folder, also whose it is.
+
+    >>> _shown("s3://bucket/run-7?region=eu"), _shown("/data/run-7/rank-00003")
+    ('run-7', 'run-7-rank-00003')
+    """
+    above, last = parted(location.rstrip("/"))
+    name = f"{parted(above)[1][:48]}-{last}" if rank_of_location(last) is not None else last
+    return _NOT_IN_NAMES.sub("-", name).lstrip("._=+-")[:64] or "run"
 
 
 def locations(store: ObjectStore, groups: Iterable[Group]) -> dict[str, str]:

@@ -112,6 +112,9 @@ def collect_all(
         of_rank = collect(part, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
         removed += [_named(one, rank) for one in of_rank.removed if one.kind is not Kind.TEMPORARY]
         kept += [(_named(one, rank), why) for one, why in of_rank.kept if one.kind is not Kind.TEMPORARY]
+        of_roots = _collect_roots(part, grace_seconds=grace_seconds, dry_run=dry_run, now=now)
+        removed += of_roots.removed
+        kept += of_roots.kept
     return Collected(tuple(removed), tuple(kept))
 
 

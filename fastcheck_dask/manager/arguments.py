@@ -68,9 +68,15 @@ def refuse_foreign_run(location: str, run: str, markers: Iterable[CommitMarker])
             )
 
 
-def check_roots(location: str, groups: Iterable[Group]) -> None:
-    """Raise `ConfigError` if the root of a group is no location, or lies in the checkpoint directory."""
+def check_groups(location: str, groups: Iterable[Group], *, alone: bool) -> None:
+    """Raise `ConfigError` if a group has an interval that several ranks cannot keep, or no proper root."""
     for group in groups:
+        if not alone and group.persist_every > 1:
+            raise ConfigError(
+                f"groups: {group.name} has persist_every={group.persist_every}, which cannot be used with "
+                "several ranks: one that lost its memory would load another step of it than the others; "
+                "leave the interval out, a root may be given"
+            )
         if group.root is None:
             continue
         if group.root.startswith("s3:"):

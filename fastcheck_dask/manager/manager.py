@@ -30,7 +30,7 @@ from fastcheck_dask.layout.state import flatten
 from fastcheck_dask.manager.agents import Agents
 from fastcheck_dask.manager.arguments import (
     check_fallback,
-    check_roots,
+    check_groups,
     coordinator_url,
     local_folder,
     own_coordinator,
@@ -145,12 +145,7 @@ class FastCheckManager:
             chunk_bytes=chunk_bytes,
             **options,
         )
-        if self._settings.groups and not self._place.alone:
-            raise ConfigError(
-                "groups cannot be used with several ranks: one that lost its memory would have an older "
-                "group than the others"
-            )
-        check_roots(location, self._settings.groups)
+        check_groups(location, self._settings.groups, alone=self._place.alone)
         wanted = parse_shards(num_shards)
         self._peers = scheduler is not None or coordinator is not None
         if wanted is not None and not self._peers:

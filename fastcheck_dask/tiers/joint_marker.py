@@ -139,11 +139,14 @@ class JointFolder:
         ------
         CommitConflictError
             If that number has another marker.
+        ShardUnavailableError, RootAwayError
+            If a part of a rank needs what lies at the root of a group, and that is not there.
         """
         path = _path_of(marker)
         if not self._store.exists(path):
             if self.lacking(marker):
                 return False
+            self._check_roots(marker)
             self._store.create(path, marker.to_bytes())
         present = JointMarker.from_bytes(self._store.read(path), where=f"{path} in {self.location}")
         if present.tokens != marker.tokens:
@@ -158,6 +161,15 @@ class JointFolder:
             if found is None or found.token != token:
                 lacking.append(rank)
         return lacking
+
+    def _check_roots(self, marker: JointMarker) -> None:
+        """Raise unless what the ranks' parts need of other locations is there."""
+        for rank, generation in enumerate(marker.generations):
+            folder = self.folder(rank)
+            found = folder.marker(directory_name(generation, marker.tag))
+            for link in () if found is None else found.refs:
+                if link.location is not None:
+                    folder.linked(link, by=f"{marker.tag} of rank {rank}")
 
     def folder(self, rank: int) -> CheckpointFolder:
         """Return the checkpoints of one rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,41 @@ def test_nodes_write_a_group_to_s3_and_the_rest_to_a_folder(
     own = options | {"coordinator": f"sqlite:///{tmp_path}/own.db", "num_shards": "auto"}
     with FastCheckManager(objects, local_dir=tmp_path / "elsewhere", **own) as fresh:
         assert_is_state(fresh.load(), 3)
+
+
+@pytest.mark.slow
+def test_one_of_two_ranks_killed_its_nodes_write_its_group_to_its_root(
+    tmp_path: Path, nodes: StorageCluster, trainer_of: Callable[..., Any]
+) -> None:
+    options = options_of(str(tmp_path / "shared")) | {"world_size": 2, "num_shards": 1}
+    with TrainingHost(tmp_path, nodes.coordinator, options) as host:
+        trainers = [trainer_of(host, rank=rank) for rank in range(2)]
+        for step in (1, 2, 3):
+            for trainer in trainers:
+                trainer.tell(f"save {step}")
+            for trainer in trainers:
+                trainer.expect(f"peers {step}")
+        trainers[0].kill()
+        trainers[0].kill_agent()
+        folders = [folder_at(str(host.objects / f"rank-0000{rank}")) for rank in range(2)]
+
+        def persisted() -> bool:
+            return all("step3" in [m.tag for m in folder.committed()] for folder in folders)
+
+        wait_until(persisted, "the last checkpoint of both ranks", seconds=60)
+        for folder in folders:
+            assert_lies_apart(folder)
+        homes = {ref.location for folder in folders for m in folder.committed() for ref in m.refs}
+        assert len({location for location in homes if location}) == 2
+        trainers[1].kill()
+        trainers[1].kill_agent()
+        shutil.rmtree(host.shared_memory, ignore_errors=True)
+        for name in ("n0", "n1", "n2"):
+            nodes.kill(name)
+        with ThreadPoolExecutor(2) as pool:
+            made = [pool.submit(host.manager, rank=rank) for rank in range(2)]
+            managers = [one.result(60) for one in made]
+        for manager in managers:
+            assert_is_state(manager.load(), 3)
+            assert manager.last_load is not None
+            assert manager.last_load.source == "object"

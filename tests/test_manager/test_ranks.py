@@ -18,12 +18,20 @@ from fastcheck_dask.errors import (
     CommitConflictError,
     ConfigError,
     LayoutError,
+    RootAwayError,
     UnrecoverableError,
     UnsupportedLeafError,
 )
+from fastcheck_dask.inspection.garbage import collect_all
+from fastcheck_dask.inspection.joint_verification import choose_all, choose_one
+from fastcheck_dask.inspection.overview import overview
+from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.manager import snapshots
 from fastcheck_dask.manager.ranks import parse_rank
 from fastcheck_dask.testing.faults import FaultyCluster
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.tiers.joint_marker import JointFolder
+from fastcheck_dask.tiers.object_store import open_store
 
 
 def part(rank: int, step: int, nbytes: int = 4096) -> np.ndarray:
@@ -234,6 +242,110 @@ def test_parts_that_nobody_knows_do_not_pass_for_a_new_run(world: Any, tmp_path:
     for manager in again.managers:
         with pytest.raises(UnrecoverableError, match="move the ranks' folders"):
             manager.load()
+
+
+def backbone_at(root: Path | str) -> dict[str, Any]:
+    return {
+        "persist": "incremental",
+        "keep_last": 1,
+        "groups": [{"name": "b", "match": "back*", "root": str(root)}],
+    }
+
+
+def with_backbone(rank: int, step: int) -> dict[str, Any]:
+    """Return a state of which the larger part never changes."""
+    return {"w": part(rank, step), "step": step, "backbone": part(rank, 100, 40_000)}
+
+
+def save_with_backbone(managers: list[FastCheckManager], step: int, *, level: str = "object") -> None:
+    handles = [m.save_async(with_backbone(rank, step), f"t{step}") for rank, m in enumerate(managers)]
+    for handle in handles:
+        handle.wait(level, timeout=60)
+
+
+def assert_have_backbone(managers: list[FastCheckManager], step: int) -> None:
+    for rank, manager in enumerate(managers):
+        state, wanted = manager.load(), with_backbone(rank, step)
+        assert state["step"] == step
+        assert all(state[name].tobytes() == wanted[name].tobytes() for name in ("w", "backbone"))
+
+
+def test_group_at_a_root_has_a_folder_of_each_rank_and_loads_as_one(world: Any, tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    ranks = world(**backbone_at(root))
+    for step in (1, 2, 3):
+        save_with_backbone(ranks.managers, step)
+    ranks.close()
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    names = sorted(path.name for path in root.iterdir())
+    assert [re.sub("-[0-9a-f]{16}$", "", name) for name in names] == [
+        "objects-rank-00000",
+        "objects-rank-00001",
+    ]
+    # Written once, and kept by whoever refers to it.
+    parts = [CheckpointFolder(open_store(str(root / name / "b"))) for name in names]
+    assert [[marker.tag for marker in one.committed()] for one in parts] == [["t1"], ["t1"]]
+    whole = CheckpointFolder(open_store(str(tmp_path / "objects")))
+    assert overview(whole).joint[-1].tag == "t3"
+    assert overview(whole).sound
+    assert all(verify(one.folder, one.marker).intact for one in choose_all(whole).parts)
+    parts[1].store.write("00000009-died/backbone/c/0", b"x")
+    done = collect_all(whole, now=lambda: 4e9)
+    assert [one.name for one in done.removed] == [f"{root}/{names[1]}/b/00000009-died"]
+    assert done.kept == ()
+    again = world(**backbone_at(root))
+    assert_have_backbone(again.managers, 3)
+    # A rank whose group is lost says so, and does not take another checkpoint than the others.
+    again.close()
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    shutil.rmtree(root / names[1] / "b" / "00000001-t1" / "backbone")
+    damaged = [verify(one.folder, one.marker).restorable for one in choose_one(whole, "t3").parts]
+    assert damaged == [True, False]
+    broken = world(**backbone_at(root))
+    assert_have_backbone(broken.managers[:1], 3)
+    with pytest.raises(UnrecoverableError, match="part of rank 1 of checkpoint 't3'"):
+        broken.managers[1].load()
+
+
+def test_ranks_may_have_other_groups_than_each_other(make: Any, tmp_path: Path) -> None:
+    def start() -> list[FastCheckManager]:
+        options = [backbone_at(tmp_path / "shared"), {"persist": "incremental"}]
+        with ThreadPoolExecutor(2) as pool:
+            made = [pool.submit(make, rank=rank, world_size=2, **options[rank]) for rank in range(2)]
+            return [one.result(60) for one in made]
+
+    managers = start()
+    save_with_backbone(managers, 1)
+    save_with_backbone(managers, 2)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda manager: manager.close(), managers))
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    assert len(list((tmp_path / "shared").iterdir())) == 1
+    assert_have_backbone(start(), 2)
+
+
+def test_root_of_one_rank_is_away_the_checkpoint_is_not_marked_until_it_is_there(
+    world: Any, tmp_path: Path
+) -> None:
+    root = tmp_path / "shared"
+    ranks = world(coordinator=f"sqlite:///{tmp_path}/own.db", **backbone_at(root))
+    save_with_backbone(ranks.managers, 1)
+    whole = JointFolder(str(tmp_path / "objects"))
+    (kept,) = whole.markers()
+    whole._store.delete(".fastcheck/joint/00000001-t1.json")
+    root.rename(tmp_path / "away")
+    with pytest.raises(RootAwayError, match="t1 of rank 0"):
+        whole.publish(kept)
+    assert whole.markers() == []
+    (tmp_path / "away").rename(root)
+    assert whole.publish(kept)
+
+
+def test_interval_of_a_group_is_refused_with_several_ranks(tmp_path: Path) -> None:
+    groups = [{"name": "b", "match": "back*", "persist_every": 3}]
+    with pytest.raises(ConfigError, match=r"b has persist_every=3.*several ranks.*leave the interval out"):
+        FastCheckManager(tmp_path / "objects", persist="incremental", groups=groups, rank=0, world_size=2)
+    assert not (tmp_path / "objects").exists()
 
 
 def test_four_ranks_with_nodes_deltas_and_lost_memory(world: Any, tmp_path: Path) -> None:
