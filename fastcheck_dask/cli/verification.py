@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,7 +67,9 @@ def verify(
     sources = _sources(others, coordinator) if repair else None
     folder, directory = opened(url)
     repaired: list[str] = []
-    chosen = _chosen(folder, directory, tag, all_of_them=all_of_them, mend=_mender(sources, repaired))
+    if repair:
+        _repair_markers(folder, repaired, all_of_them=all_of_them)
+    chosen = _chosen(folder, directory, tag, all_of_them=all_of_them)
     found = []
     with progress("verifying", sum(part.marker.raw_bytes for part in chosen.parts)) as advance:
         for part in chosen.parts:
@@ -98,31 +99,28 @@ def _sources(others: tuple[str, ...], coordinator: str | None) -> Sources:
     return node_sources(coordinator, folders)
 
 
-def _chosen(
-    folder: CheckpointFolder,
-    directory: str | None,
-    tag: str | None,
-    *,
-    all_of_them: bool,
-    mend: Callable[[CheckpointFolder, str, str], None],
-) -> Chosen:
+def _chosen(folder: CheckpointFolder, directory: str | None, tag: str | None, *, all_of_them: bool) -> Chosen:
     from fastcheck_dask.inspection import joint_verification as joint
 
     if all_of_them:
-        joint.each_damaged_marker(folder, mend)
         return joint.choose_all(folder)
     return joint.choose_one(folder, tag, directory=directory)
 
 
-def _mender(sources: Sources | None, repaired: list[str]) -> Callable[[CheckpointFolder, str, str], None]:
-    """Return what repairs a damaged commit marker, if told so."""
+def _repair_markers(folder: CheckpointFolder, repaired: list[str], *, all_of_them: bool) -> None:
+    """Write the damaged commit markers anew, and then the joint ones, which those prove."""
+    from fastcheck_dask.inspection.joint_verification import each_damaged_marker, repair_joint_markers
     from fastcheck_dask.inspection.repair import repair_marker
 
     def mend(folder: CheckpointFolder, directory: str, name: str) -> None:
-        if sources is not None and repair_marker(folder, directory):
+        if repair_marker(folder, directory):
             repaired.append(f"{name} from the checkpoint itself")
 
-    return mend
+    if all_of_them:
+        each_damaged_marker(folder, mend)
+    repaired += [
+        f"{path} from its copy and the ranks' own markers" for path in repair_joint_markers(folder)
+    ]
 
 
 def _verified(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from fastcheck_dask.errors import CheckpointNotFoundError
+from fastcheck_dask.ids import parse_directory_name
 from fastcheck_dask.inspection.location import choose
 from fastcheck_dask.inspection.ranks import (
     Joint,
@@ -20,7 +22,7 @@ from fastcheck_dask.inspection.ranks import (
 from fastcheck_dask.inspection.repair import Sources
 from fastcheck_dask.inspection.verification import Fault, Problem, Verified, verify_rest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.joint_marker import JointFolder
+from fastcheck_dask.tiers.joint_marker import JointFolder, path_of
 
 #: Tags that an error names.
 _SHOWN_TAGS = 8
@@ -51,7 +53,7 @@ def choose_one(folder: CheckpointFolder, tag: str | None, *, directory: str | No
     own = [marker for marker in committed if tag in (None, marker.tag, marker.directory)]
     joint = newest_joint(ranks, tag, after_unix=own[-1].created_unix if own else float("-inf"))
     # Which checkpoint a damaged marker was of, nobody knows: it may have been the newest.
-    damaged = _damaged(ranks) if tag is None else ()
+    damaged = _damaged(ranks, tag)
     if joint is not None:
         return Chosen(tuple(part for part in joint.parts if part is not None), damaged + _missing(joint))
     if not own and damaged:
@@ -114,8 +116,29 @@ def sources_of(part: Part, sources: Sources) -> Sources:
     return dataclasses.replace(sources, folders=folders)
 
 
-def _damaged(ranks: RanksSurvey) -> tuple[Problem, ...]:
-    return tuple(Problem(path, Fault.DAMAGED, reason, fatal=True) for path, reason in ranks.damaged)
+def repair_joint_markers(folder: CheckpointFolder) -> list[str]:
+    """Write the joint markers anew that are damaged or gone, and proven by the rest; return their names.
+
+    Raises
+    ------
+    TierError
+        If the store does not answer, or cannot be written.
+    """
+    ranks = survey_ranks(folder, folder.store.list(""))
+    whole = JointFolder(folder.store.location)
+    lost = whole.lost(one.marker for one in ranks.joint if not one.lacking)
+    for marker in lost:
+        whole.restore(marker)
+    return [path_of(marker) for marker in lost]
+
+
+def _damaged(ranks: RanksSurvey, tag: str | None = None) -> tuple[Problem, ...]:
+    """Return the damaged markers, of one tag as far as their names tell."""
+    return tuple(
+        Problem(path, Fault.DAMAGED, reason, fatal=True)
+        for path, reason in ranks.damaged
+        if tag in (None, *(parse_directory_name(PurePosixPath(path).stem) or ())[1:])
+    )
 
 
 def _missing(joint: Joint) -> tuple[Problem, ...]:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker, marker_path
-from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker, location_of_rank, rank_of_location
+from fastcheck_dask.tiers.joint_marker import (
+    JointFolder,
+    JointMarker,
+    location_of_rank,
+    path_of,
+    rank_of_location,
+)
+
+_PROVEN = (
+    "its copy and every rank's own marker prove what it said: `fastcheck verify --repair`, or the next load, "
+    "writes it anew"
+)
 
 
 @dataclass(frozen=True)
@@ -107,8 +118,9 @@ def survey_ranks(folder: CheckpointFolder, names: Iterable[str]) -> RanksSurvey:
     TierError
         If the store does not answer.
     """
-    survey = JointFolder(folder.store.location).survey()
-    damaged = list(survey.damaged)
+    whole = JointFolder(folder.store.location)
+    survey = whole.survey()
+    damaged: list[DamagedMarker] = []
     by_token: dict[tuple[int, str], Part] = {}
     for rank, part in rank_folders(folder, names).items():
         found = part.survey()
@@ -118,9 +130,19 @@ def survey_ranks(folder: CheckpointFolder, names: Iterable[str]) -> RanksSurvey:
         Joint(marker, tuple(by_token.get((rank, token)) for rank, token in enumerate(marker.tokens)))
         for marker in survey.markers
     ]
+    lost = whole.lost(one.marker for one in joint if not one.lacking)
     of_joint = {(part.rank, part.marker.token) for one in joint for part in one.parts if part is not None}
     unjoined = tuple(part for key, part in by_token.items() if key not in of_joint)
-    return RanksSurvey(tuple(_there(joint)), unjoined, tuple(damaged))
+    of_all = _damaged(survey.damaged, lost)
+    return RanksSurvey(tuple(_there(joint)), unjoined, (*of_all, *damaged))
+
+
+def _damaged(unreadable: Iterable[DamagedMarker], lost: Iterable[JointMarker]) -> list[DamagedMarker]:
+    """Return the joint markers that are not as they were written, and say which of them can be again."""
+    reasons = dict(unreadable)
+    for path in map(path_of, lost):
+        reasons[path] = f"{reasons.get(path, 'it is gone, or names other parts')}; {_PROVEN}"
+    return [DamagedMarker(path, reason) for path, reason in sorted(reasons.items())]
 
 
 def _there(joint: Sequence[Joint]) -> Sequence[Joint]:

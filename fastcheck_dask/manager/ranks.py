@@ -167,10 +167,15 @@ class Known:
 
 
 def merged(known: Iterable[JointMarker], folder: JointFolder) -> list[JointMarker]:
-    """Return the joint checkpoints that the coordinator knows, or that the object tier has complete."""
+    """Return the joint checkpoints that the coordinator knows, or that the object tier has complete.
+
+    A joint marker that is damaged or gone, and proven by the rest, is written anew.
+    """
     found = {(one.number, one.tokens): one for one in known}
+    sound = []
     for marker in folder.markers():
         if (marker.number, marker.tokens) in found:
+            sound.append(marker)
             continue
         try:
             lacking = folder.lacking(marker)
@@ -181,7 +186,20 @@ def merged(known: Iterable[JointMarker], folder: JointFolder) -> list[JointMarke
             log.warning("checkpoint %r of all ranks is left out: %s lack it", marker.tag, named(lacking))
         else:
             found[marker.number, marker.tokens] = marker
+            sound.append(marker)
+    for marker in folder.lost(sound):
+        found[marker.number, marker.tokens] = marker
+        _restore(marker, folder)
     return sorted(found.values(), key=lambda one: one.number)
+
+
+def _restore(marker: JointMarker, folder: JointFolder) -> None:
+    """Write it anew; who loads may have no right to."""
+    try:
+        folder.restore(marker)
+        log.warning("the joint marker of %r in %s is written anew", marker.tag, folder.location)
+    except FastCheckError as error:
+        log.warning("the joint marker of %r is not written anew: %s", marker.tag, error)
 
 
 def refuse_unproved(place: Place, has_parts: bool) -> None:

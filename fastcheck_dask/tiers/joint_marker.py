@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 FORMAT: Final = "fastcheck-joint"
 FORMAT_VERSION: Final = 1
 _FOLDER: Final = f"{PRIVATE}/joint"
+#: With rank 0, without whose part there is nothing to be proven.
+_COPIES: Final = f"rank-00000/{PRIVATE}/joint-copies"
 _SUFFIX: Final = ".json"
 _RANK: Final = re.compile(r"rank-([0-9]{5,})\Z")
 
@@ -118,12 +121,8 @@ class JointFolder:
             name = path.rpartition("/")[2]
             if not path.endswith(_SUFFIX) or name.startswith("."):
                 continue
-            where = f"{path} in {self.location}"
             try:
-                marker = JointMarker.from_bytes(self._store.read(path), where=where)
-                if _path_of(marker) != path:
-                    raise CorruptDataError(f"{where}: is the marker of {marker.tag}, number {marker.number}")
-                found.append(marker)
+                found.append(self._read(path))
             except ShardUnavailableError:
                 # It was removed just now.
                 continue
@@ -132,8 +131,46 @@ class JointFolder:
                 damaged.append(DamagedMarker(path, str(error)))
         return JointSurvey(tuple(sorted(found, key=lambda marker: marker.number)), tuple(damaged))
 
+    def _read(self, path: str) -> JointMarker:
+        """Return the marker at a path, or the copy of one."""
+        where = f"{path} in {self.location}"
+        marker = JointMarker.from_bytes(self._store.read(path), where=where)
+        if name_of(marker) != path.rpartition("/")[2]:
+            raise CorruptDataError(f"{where}: is the marker of {marker.tag}, number {marker.number}")
+        return marker
+
+    def lost(self, sound: Iterable[JointMarker]) -> list[JointMarker]:
+        """Return the markers that are damaged or gone, and nevertheless proven.
+
+        That is so where there is a copy, and each rank's folder has exactly the part that the copy names.
+
+        Parameters
+        ----------
+        sound : iterable of JointMarker
+            Those that are known to be right; their copies are not read.
+        """
+        known = {name_of(marker) for marker in sound}
+        found = []
+        for path in self._store.list(_COPIES):
+            if not path.endswith(_SUFFIX) or path.rpartition("/")[2] in known:
+                continue
+            try:
+                marker = self._read(path)
+                if not self.lacking(marker):
+                    found.append(marker)
+            except FastCheckError as error:
+                log.warning("a copy of a joint marker proves nothing: %s", error)
+        return sorted(found, key=lambda marker: marker.number)
+
+    def restore(self, marker: JointMarker) -> None:
+        """Write a marker that :meth:`lost` gave anew; `TierError` if that cannot be."""
+        self._store.write(path_of(marker), marker.to_bytes())
+        self._store.sync(path_of(marker))
+
     def publish(self, marker: JointMarker) -> bool:
         """Write a marker, if every rank's folder has its part; return whether it is there. Idempotent.
+
+        One that is damaged is written anew.
 
         Raises
         ------
@@ -142,16 +179,32 @@ class JointFolder:
         ShardUnavailableError, RootAwayError
             If a part of a rank needs what lies at the root of a group, and that is not there.
         """
-        path = _path_of(marker)
-        if not self._store.exists(path):
+        path = path_of(marker)
+        damaged = self._is_damaged(path)
+        if damaged or not self._store.exists(path):
             if self.lacking(marker):
                 return False
             self._check_roots(marker)
-            self._store.create(path, marker.to_bytes())
+            self._store.write(f"{_COPIES}/{name_of(marker)}", marker.to_bytes())
+            if damaged:
+                self.restore(marker)
+            else:
+                self._store.create(path, marker.to_bytes())
         present = JointMarker.from_bytes(self._store.read(path), where=f"{path} in {self.location}")
         if present.tokens != marker.tokens:
             raise CommitConflictError(f"{path} in {self.location} is the marker of another checkpoint")
         return True
+
+    def _is_damaged(self, path: str) -> bool:
+        """Say whether something is there that is no marker, and no newer FastCheck's either."""
+        try:
+            data = self._store.read(path)
+            JointMarker.from_bytes(data)
+        except ShardUnavailableError:
+            return False
+        except CorruptDataError:
+            return not _is_newer(data)
+        return False
 
     def lacking(self, marker: JointMarker) -> list[int]:
         """Return the ranks whose folder does not have its part, complete."""
@@ -195,5 +248,22 @@ def rank_of_location(name: str) -> int | None:
     return int(found[1]) if found is not None and f"rank-{int(found[1]):05d}" == name else None
 
 
-def _path_of(marker: JointMarker) -> str:
-    return f"{_FOLDER}/{directory_name(marker.number, marker.tag)}{_SUFFIX}"
+def path_of(marker: JointMarker) -> str:
+    """Return where a joint marker lies, relative to the location."""
+    return f"{_FOLDER}/{name_of(marker)}"
+
+
+def name_of(marker: JointMarker) -> str:
+    """Return the name of a joint marker's file."""
+    return f"{directory_name(marker.number, marker.tag)}{_SUFFIX}"
+
+
+def _is_newer(data: bytes) -> bool:
+    try:
+        document = parse_json(data, "joint marker")
+    except CorruptDataError:
+        return False
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        return False
+    version = document.get("version")
+    return isinstance(version, int) and version > FORMAT_VERSION

@@ -126,3 +126,30 @@ def test_verify_of_several_ranks_names_and_repairs_any_part(tmp_path, run, answe
     shutil.rmtree(location / "rank-00001")
     found = answer("verify", location, status=1)
     assert [p["name"] for p in found["problems"]] == ["rank-00001/.fastcheck/commits/00000002-t2.json"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted"])
+def test_verify_repairs_a_joint_marker_that_all_ranks_prove(tmp_path, run, answer, damage):
+    location = tmp_path / "ckpts"
+    states = [{"w": np.full(500, rank, np.float32)} for rank in range(3)]
+    for number in (1, 2):
+        write_joint(str(location), states, f"t{number}", number=number)
+    path = location / ".fastcheck/joint/00000002-t2.json"
+    data = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        at = data.index(b"tokens") + 12
+        path.write_bytes(data[:at] if damage == "truncated" else data[:at] + b"#" + data[at + 1 :])
+    for chosen in ((), ("t2",), ("--all",)):
+        found = answer("verify", location, *chosen, status=1)
+        assert path.name in [p["name"].rpartition("/")[2] for p in found["problems"]]
+        assert "--repair" in str(found["problems"])
+    assert f"repaired: .fastcheck/joint/{path.name} from its copy" in run("verify", location, "--repair").stdout
+    assert path.read_bytes() == data
+    run("verify", location, "--all")
+    # What a rank does not have is not made up.
+    path.unlink()
+    (location / "rank-00002/.fastcheck/commits/00000002-t2.json").unlink()
+    assert answer("verify", location, "--repair")["checkpoints"][0]["tag"] == "t1"
+    assert not path.exists()

@@ -233,11 +233,32 @@ def test_coordinator_and_memory_lost_object_tier_knows_what_all_ranks_have(
     again.assert_loads(3)
 
 
+def test_joint_marker_damaged_or_gone_a_load_proves_it_and_writes_it_anew(world: Any, tmp_path: Path) -> None:
+    joint = tmp_path / "objects" / ".fastcheck" / "joint"
+    marker = joint / "00000001-t1.json"
+    ranks = world()
+    ranks.save(1, level="object")
+    ranks.close()
+    data = marker.read_bytes()
+    marker.write_bytes(data[:-9])
+    # The coordinator knows what it was.
+    again = world()
+    again.assert_loads(1)
+    assert marker.read_bytes() == data
+    again.close()
+    shutil.rmtree(tmp_path / "objects" / ".fastcheck")
+    shutil.rmtree(tmp_path / "shm", ignore_errors=True)
+    alone = world()
+    alone.assert_loads(1)
+    assert marker.read_bytes() == data
+
+
 def test_parts_that_nobody_knows_do_not_pass_for_a_new_run(world: Any, tmp_path: Path) -> None:
     ranks = world()
     ranks.save(1, level="object")
     ranks.close()
     shutil.rmtree(tmp_path / "objects" / ".fastcheck")
+    shutil.rmtree(tmp_path / "objects" / "rank-00000" / ".fastcheck" / "joint-copies")
     again = world()
     for manager in again.managers:
         with pytest.raises(UnrecoverableError, match="move the ranks' folders"):

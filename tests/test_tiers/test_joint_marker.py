@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastcheck_dask.errors import CommitConflictError, CorruptDataError, UnknownFormatError
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.joint_marker import JointFolder, JointMarker, location_of_rank
 
 MARKER = JointMarker(7, "t", 2, 1.5, ("a", "b"), (3, 4))
+PATH = ".fastcheck/joint/00000007-t.json"
+COPY = "rank-00000/.fastcheck/joint-copies/00000007-t.json"
 
 
 def put_part(folder: JointFolder, rank: int, token: str) -> None:
@@ -68,6 +73,65 @@ def test_marker_under_another_name_is_damaged(folder: JointFolder) -> None:
     found = folder.survey()
     assert found.markers == (MARKER,)
     assert [d.path for d in found.damaged] == [".fastcheck/joint/00000009-t.json"]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(0, 200), st.integers(0, 8))
+def test_marker_that_is_damaged_in_any_way_is_proven_and_written_anew(where: int, bit: int) -> None:
+    data = MARKER.to_bytes()
+    at = where % len(data)
+    # The last of the nine damages cuts it off there.
+    flipped = data[:at] + bytes([data[at] ^ (1 << bit % 8)]) + data[at + 1 :]
+    with tempfile.TemporaryDirectory() as name:
+        folder = JointFolder(name)
+        put_part(folder, 0, "a")
+        put_part(folder, 1, "b")
+        folder.publish(MARKER)
+        folder._store.write(PATH, data[:at] if bit == 8 else flipped)
+        sound = [one for one in folder.markers() if not folder.lacking(one)]
+        lost = folder.lost(sound)
+        assert lost == ([] if sound else [MARKER])
+        for marker in lost:
+            folder.restore(marker)
+        (found,) = folder.markers()
+        assert (found.tokens, found.generations, found.tag) == (MARKER.tokens, (3, 4), "t")
+
+
+def test_marker_that_is_gone_is_proven_only_with_every_part_of_it(folder: JointFolder) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "b")
+    folder.publish(MARKER)
+    folder._store.delete(PATH)
+    assert folder.lost([]) == [MARKER]
+    assert folder.lost([MARKER]) == []
+    other = folder.folder(1)
+    kept = other.store.read(".fastcheck/commits/00000004-t.json")
+    other.store.delete(".fastcheck/commits/00000004-t.json")
+    assert folder.lost([]) == []
+    for changes in ({"token": "c"}, {"generation": 5}):
+        wrong = replace(CommitMarker.from_bytes(kept), **changes)
+        other.store.write(f".fastcheck/commits/{wrong.directory}.json", wrong.to_bytes())
+        assert folder.lost([]) == []
+    other.store.write(".fastcheck/commits/00000004-t.json", b"{")
+    assert folder.lost([]) == []
+    other.store.write(".fastcheck/commits/00000004-t.json", kept)
+    folder._store.write(COPY, b"{")
+    assert folder.lost([]) == []
+
+
+def test_publish_writes_a_damaged_marker_anew_and_leaves_a_newer_one(folder: JointFolder) -> None:
+    put_part(folder, 0, "a")
+    put_part(folder, 1, "b")
+    folder.publish(MARKER)
+    for damaged in (b"", MARKER.to_bytes()[:40], b"[]"):
+        folder._store.write(PATH, damaged)
+        assert folder.publish(MARKER)
+        assert folder.markers() == [MARKER]
+    newer = MARKER.to_bytes().replace(b'"version":1', b'"version":2')
+    folder._store.write(PATH, newer)
+    with pytest.raises(UnknownFormatError, match="upgrade"):
+        folder.publish(MARKER)
+    assert folder._store.read(PATH) == newer
 
 
 def test_bytes_round_trip_and_refusals() -> None:
