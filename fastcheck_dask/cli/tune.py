@@ -10,15 +10,18 @@ import click
 
 from fastcheck_dask.cli.arguments import checked_memory, checked_name, checked_scheduler
 from fastcheck_dask.cli.command import Command
+from fastcheck_dask.cli.location import opened, rank_option
 from fastcheck_dask.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastcheck_dask.engine.tuning import Tuning
+    from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 
 
 @click.command(cls=Command)
-@click.argument("checkpoint_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("url")
 @click.option("--tag", callback=checked_name, help="Which checkpoint.  [default: the newest]")
+@rank_option
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the curves into this PNG."
 )
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
 )
 @click.option("--coordinator", help="The same, of this coordinator.")
 def tune(
-    checkpoint_dir: Path,
+    url: str,
     *,
     tag: str | None,
+    rank: int | None,
     plot: Path | None,
     sample: int,
     scheduler: str | None,
@@ -44,19 +48,20 @@ def tune(
 ) -> None:
     """Measure the codecs on your own checkpoint: ratio and speed by prefix bits, and as a delta.
 
-    Only reads: a run that saves into the folder goes on undisturbed. With storage nodes (--scheduler or
+    Only reads: a run that saves there goes on undisturbed. Of several ranks, the part of one is measured, of
+    rank 0 unless --rank is given. With storage nodes (--scheduler or
     --coordinator) it also measures the links to them, and says how many data shards and encoders fit.
     """
     from rich.console import Console
 
     from fastcheck_dask.engine import tuning, tuning_report
     from fastcheck_dask.manager import links_report
-    from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-    from fastcheck_dask.tiers.object_store import open_store
-
     draw = None if plot is None else _drawer()
-    found = tuning.tune(CheckpointFolder(open_store(str(checkpoint_dir))), tag=tag, sample_bytes=sample)
+    folder, tag, of = _folder(url, tag, rank)
+    found = tuning.tune(folder, tag=tag, sample_bytes=sample)
     console = Console()
+    if of is not None:
+        console.print(of, highlight=False)
     tuning_report.show(console, found)
     if scheduler is not None or coordinator is not None:
         links_report.run(console, scheduler=scheduler, coordinator=coordinator, tuning=found)
@@ -66,6 +71,30 @@ def tune(
         except OSError as error:
             raise ConfigError(f"the plot cannot be written: {error}") from error
         click.echo(f"plot: {plot}")
+
+
+def _folder(
+    url: str, tag: str | None, rank: int | None
+) -> tuple[CheckpointFolder, str | None, str | None]:
+    """Return where the checkpoint lies, its tag, and of several ranks a line that says whose part it is."""
+    from fastcheck_dask.inspection.ranks import newest_joint, rank_folder, survey_ranks
+
+    folder, directory = opened(url)
+    if directory is not None:
+        raise click.UsageError(f"{url} is one checkpoint; give its location, and --tag")
+    if rank is None:
+        own = [marker.created_unix for marker in folder.committed() if tag in (None, marker.tag)]
+        ranks = survey_ranks(folder, folder.store.list(""))
+        if newest_joint(ranks, tag, after_unix=max(own, default=float("-inf"))) is None:
+            return folder, tag, None
+    try:
+        part, committed = rank_folder(folder, rank or 0)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    # What a rank saved alone is no checkpoint.
+    found = [marker.tag for marker in committed if tag in (None, marker.tag)]
+    more = " (--rank takes another)" if rank is None else ""
+    return part, found[-1] if found else tag, f"The part of rank {rank or 0}{more}:"
 
 
 def _drawer() -> Callable[[Path, Tuning], None]:

@@ -67,8 +67,15 @@ def compact(location: str, *, tag: str | None, scheduler: str | None = None) -> 
     if not chosen:
         newest = ", ".join(marker.tag for marker in reversed(committed[-8:]))
         raise CheckpointNotFoundError(f"{location} has no checkpoint {tag!r}; the newest tags are: {newest}")
+    yield from compact_chosen([(folder, marker) for marker in chosen], scheduler=scheduler)
+
+
+def compact_chosen(
+    chosen: Iterable[tuple[CheckpointFolder, CommitMarker]], *, scheduler: str | None = None
+) -> Iterator[Compacted]:
+    """Do the same with checkpoints of any locations; see :func:`compact`."""
     with contextlib.nullcontext() if scheduler is None else _client(scheduler) as client:
-        for marker in chosen:
+        for folder, marker in chosen:
             yield _compact(folder, marker, client)
 
 

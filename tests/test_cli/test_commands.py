@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 import numpy as np
 import pytest
+import zarr
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from fastcheck_dask.cli.arguments import parse_memory
 from fastcheck_dask.errors import ConfigError, TierError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.master.storage_node import master_of_nodes
+from fastcheck_dask.testing.checkpoints import write_checkpoint, write_joint
 from fastcheck_dask.version import __version__
 
 GOOD = ["--coordinator", "sqlite:///tmp/c.db"]
@@ -164,6 +168,30 @@ def test_tune_prints_the_curve_and_draws_it(checkpoints, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_tune_of_several_ranks_takes_one_and_says_which(tmp_path):
+    location = str(tmp_path / "ckpts")
+    values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    for number in (1, 2):
+        states = [{f"w{rank}": values * (rank + number)} for rank in range(2)]
+        write_joint(location, states, f"t{number}", number=number, generations=(number, number + 3))
+    # What one rank saved alone is no checkpoint of the run.
+    write_checkpoint(f"{location}/rank-00001", {"w": values}, "t3", generation=9)
+    for arguments, said in (
+        ([], "The part of rank 0 (--rank takes another):\nCheckpoint t2 (generation 2)"),
+        (["--rank", "1"], "The part of rank 1:\nCheckpoint t2 (generation 5)"),
+        (["--rank", "1", "--tag", "t1"], "The part of rank 1:\nCheckpoint t1 (generation 4)"),
+    ):
+        result = CliRunner().invoke(cli.main, ["tune", location, *arguments])
+        assert result.exit_code == 0, result.output
+        assert said in result.output
+    result = CliRunner().invoke(cli.main, ["tune", location, "--rank", "2"])
+    assert (result.exit_code, "there is no rank 2" in result.stderr) == (2, True)
+    write_checkpoint(location, {"w": values}, "alone", generation=1, created_unix=1.8e9)
+    result = CliRunner().invoke(cli.main, ["tune", location])
+    assert "The part of" not in result.output
+    assert "Checkpoint alone" in result.output
+
+
 def test_tune_while_the_run_goes_on_disturbs_nothing(tmp_path):
     values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
     with FastCheckManager(tmp_path / "ckpts", local_dir=tmp_path / "shm", encoders=1) as manager:
@@ -271,6 +299,38 @@ def test_dask_fastcheck_storage_serves_until_sigterm(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_compact_of_several_ranks_makes_all_parts_whole(tmp_path):
+    def manager(rank):
+        options = {"local_dir": tmp_path / "shm", "encoders": 1, "persist": "incremental"}
+        return FastCheckManager(tmp_path / "c", rank=rank, world_size=2, **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        managers = list(pool.map(manager, range(2)))
+        for step in range(3):
+            state = {"w": np.arange(3000, dtype=np.float32) + step, "same": np.ones(2000)}
+            handles = [one.save_async(state, f"s{step}") for one in managers]
+            for handle in handles:
+                handle.wait("object", timeout=60)
+        list(pool.map(lambda one: one.close(), managers))
+    run = CliRunner().invoke
+    found = run(cli.main, ["compact", str(tmp_path / "c"), "s1"])
+    assert [line.split(":")[0] for line in found.output.splitlines()] == [
+        "rank 0, generation 2 (s1)",
+        "rank 1, generation 2 (s1)",
+    ]
+    assert "is whole" not in found.output
+    told = json.loads(run(cli.main, ["compact", str(tmp_path / "c"), "--all", "--json"]).stdout)
+    chunks = {(one["rank"], one["tag"]): one["chunks"] for one in told["checkpoints"]}
+    assert [key for key, count in chunks.items() if count] == [(0, "s2"), (1, "s2")]
+    assert len(chunks) == 6
+    for rank in range(2):
+        whole = zarr.open_group(str(tmp_path / "c" / f"rank-0000{rank}" / "00000003-s2"), mode="r")
+        assert whole["w"][7] == 9
+    (tmp_path / "c/rank-00001/.fastcheck/commits/00000002-s1.json").unlink()
+    found = run(cli.main, ["compact", str(tmp_path / "c"), "s1"])
+    assert (found.exit_code, "rank-00001/.fastcheck/commits/00000002-s1.json" in found.stderr) == (1, True)
 
 
 def test_compact_makes_deltas_whole_and_says_so(tmp_path):
