@@ -56,6 +56,7 @@ def tune(
 
     from fastcheck_dask.engine import tuning, tuning_report
     from fastcheck_dask.manager import links_report
+
     draw = None if plot is None else _drawer()
     folder, tag, of = _folder(url, tag, rank)
     found = tuning.tune(folder, tag=tag, sample_bytes=sample)
@@ -73,9 +74,7 @@ def tune(
         click.echo(f"plot: {plot}")
 
 
-def _folder(
-    url: str, tag: str | None, rank: int | None
-) -> tuple[CheckpointFolder, str | None, str | None]:
+def _folder(url: str, tag: str | None, rank: int | None) -> tuple[CheckpointFolder, str | None, str | None]:
     """Return where the checkpoint lies, its tag, and of several ranks a line that says whose part it is."""
     from fastcheck_dask.inspection.ranks import newest_joint, rank_folder, survey_ranks
 

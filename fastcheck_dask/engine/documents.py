@@ -7,13 +7,16 @@ They follow from the manifest, bit for bit, so that damage is found by comparing
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from fastcheck_dask.errors import FastCheckError
+from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.state import inline_arrays
-from fastcheck_dask.layout.zarr_tree import documents, inline_chunks
+from fastcheck_dask.layout.zarr_tree import documents, documents_of, inline_chunks
 from fastcheck_dask.tiers.checkpoint_folder import WHOLE, CheckpointFolder, CommitMarker, Needs, marker_path
 
 log = logging.getLogger(__name__)
@@ -31,21 +34,40 @@ class Damage:
     detail: str
 
 
-def exact_objects(manifest: Manifest, needs: Needs) -> dict[str, bytes]:
-    """Return the objects of a checkpoint that follow from its manifest and what it needs, by their key."""
+@dataclass(frozen=True)
+class Included:
+    """What was loaded, of a checkpoint that was not loaded whole."""
+
+    #: The tree of the chosen leaves.
+    tree: Any
+    arrays: Sequence[ArraySpec]
+
+
+def exact_objects(manifest: Manifest, needs: Needs, *, of: Included | None = None) -> dict[str, bytes]:
+    """Return the objects of a checkpoint that follow from its manifest and what it needs, by their key.
+
+    Of a part, those of its arrays and of the groups above them: the root group's describes all the others.
+    """
+    if of is not None:
+        inline = list(inline_arrays(of.tree))
+        return documents_of(of.arrays, inline, base=needs.shown) | inline_chunks(inline)
     inline = list(inline_arrays(manifest.tree))
     return documents(manifest, inline, base=needs.shown) | inline_chunks(inline)
 
 
-def check(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) -> list[str]:
+def check(
+    folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest, *, of: Included | None = None
+) -> list[str]:
     """Name in the log what is damaged beside the chunks of a checkpoint that was loaded, and write it anew.
+
+    With `of`, what is beside the chunks of that part.
 
     Returns
     -------
     list of str
         Each object with what is wrong with it, and whether it was written anew.
     """
-    damaged = find_damaged(folder, marker, manifest)
+    damaged = find_damaged(folder, marker, manifest, of=of)
     if not damaged:
         return []
     mended = set(mend(folder, marker, manifest, damaged=damaged))
@@ -65,21 +87,28 @@ def check(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) ->
     return told
 
 
-def find_damaged(folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest) -> list[Damage]:
+def find_damaged(
+    folder: CheckpointFolder, marker: CommitMarker, manifest: Manifest, *, of: Included | None = None
+) -> list[Damage]:
     """Compare the commit marker and all objects that follow from the manifest; blocks, and raises nothing.
+
+    With `of`, only the objects of that part are compared.
 
     Notes
     -----
-    Reads as many small objects as the checkpoint has arrays and groups, several at once.
+    Reads as many small objects as the checkpoint, or the part, has arrays and groups, several at once.
     """
-    wanted = {marker_path(marker.directory): [marker.to_bytes()]}
+    wanted: dict[str, list[bytes]] = {}
+    if of is None:
+        wanted[marker_path(marker.directory)] = [marker.to_bytes()]
     # It may be made whole at this moment: then the marker is the last to change.
     for needs in (marker.needs, WHOLE) if marker.needs.links else (WHOLE,):
-        for key, data in exact_objects(manifest, needs).items():
+        for key, data in exact_objects(manifest, needs, of=of).items():
             wanted.setdefault(f"{marker.directory}/{key}", []).append(data)
     try:
-        # Asked once for all: in S3 each size would be a request.
-        sizes = {stored.path: stored.nbytes for stored in folder.store.listing(marker.directory)}
+        # Asked once for all: in S3 each size would be a request. Of a part, all may be far more.
+        listing = () if of is not None else folder.store.listing(marker.directory)
+        sizes = {stored.path: stored.nbytes for stored in listing}
     except FastCheckError as error:
         return [Damage(marker.directory, f"cannot be listed: {error}")]
 

@@ -105,7 +105,7 @@ class Recovery:
         *,
         check_documents: bool = True,
     ) -> None:
-        #: Whether a whole load from the object tier also compares what lies beside the chunks.
+        #: Whether a load from the object tier also compares what lies beside the chunks.
         self._check_documents = check_documents
         self._local = local
         self._folder = folder
@@ -288,8 +288,9 @@ class Recovery:
             memory.abandon()
             raise
         filled = _kept(memory, manifest)
-        if include is None and report.raw_bytes.get("object"):
-            await self._check_beside(candidate, manifest, report)
+        if report.raw_bytes.get("object"):
+            of = None if include is None else documents.Included(tree, arrays)
+            await self._check_beside(candidate, manifest, report, of=of)
         report.seconds = time.monotonic() - started
         log.info(
             "generation %d (%s) loaded from %s: %d bytes in %.3f s",
@@ -310,11 +311,18 @@ class Recovery:
             )
         return Recovered(state, manifest, report, filled)
 
-    async def _check_beside(self, candidate: Candidate, manifest: Manifest, report: LoadReport) -> None:
+    async def _check_beside(
+        self,
+        candidate: Candidate,
+        manifest: Manifest,
+        report: LoadReport,
+        *,
+        of: documents.Included | None,
+    ) -> None:
         """Name and mend what is damaged beside the chunks, unless the load shall be fast."""
         if self._check_documents and self._folder is not None and candidate.marker is not None:
             report.damaged = await asyncio.to_thread(
-                documents.check, self._folder, candidate.marker, manifest
+                documents.check, self._folder, candidate.marker, manifest, of=of
             )
 
     def _stored(self, candidate: Candidate, manifest: Manifest) -> StoredCheckpoint | None:

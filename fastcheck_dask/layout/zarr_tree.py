@@ -59,14 +59,27 @@ def documents(
     LayoutError
         If two arrays have one path, or one array's path leads through another.
     """
-    members = _members(manifest, inline, base)
-    found = {f"{path}/{DOCUMENT}": _json(document) for path, document in members.items()}
-    return found | {DOCUMENT: _json(_root(manifest, members, base))}
+    members = _members(manifest.arrays, inline, base)
+    return _in_files(members) | {DOCUMENT: _json(_root(manifest, members, base))}
+
+
+def documents_of(
+    arrays: Iterable[ArraySpec], inline: Iterable[InlineArray], *, base: str | None = None
+) -> dict[str, bytes]:
+    """Return, of those in :func:`documents`, the ones of some arrays and of the groups above them.
+
+    The root group's, which describes all arrays, is not among them.
+    """
+    return _in_files(_members(arrays, inline, base))
+
+
+def _in_files(members: dict[str, dict[str, Any]]) -> dict[str, bytes]:
+    return {f"{path}/{DOCUMENT}": _json(document) for path, document in members.items()}
 
 
 def root_document(manifest: Manifest, inline: Iterable[InlineArray], *, base: str | None = None) -> bytes:
     """Return the root group's ``zarr.json`` alone, as in :func:`documents`."""
-    return _json(_root(manifest, _members(manifest, inline, base), base))
+    return _json(_root(manifest, _members(manifest.arrays, inline, base), base))
 
 
 def inline_chunks(inline: Iterable[InlineArray]) -> dict[str, bytes]:
@@ -104,12 +117,12 @@ def stored_shape_of(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _members(
-    manifest: Manifest, inline: Iterable[InlineArray], base: str | None
+    specs: Iterable[ArraySpec], inline: Iterable[InlineArray], base: str | None
 ) -> dict[str, dict[str, Any]]:
     """Return the documents below the root by node path, groups included, sorted."""
     arrays: dict[str, dict[str, Any]] = {}
     for path, document in [
-        *((spec.path, _chunked(spec, base)) for spec in manifest.arrays),
+        *((spec.path, _chunked(spec, base)) for spec in specs),
         *((entry[0], _inline(entry)) for entry in inline),
     ]:
         if not path or path in arrays:

@@ -145,7 +145,9 @@ def test_verify_repairs_a_joint_marker_that_all_ranks_prove(tmp_path, run, answe
         found = answer("verify", location, *chosen, status=1)
         assert path.name in [p["name"].rpartition("/")[2] for p in found["problems"]]
         assert "--repair" in str(found["problems"])
-    assert f"repaired: .fastcheck/joint/{path.name} from its copy" in run("verify", location, "--repair").stdout
+    assert (
+        f"repaired: .fastcheck/joint/{path.name} from its copy" in run("verify", location, "--repair").stdout
+    )
     assert path.read_bytes() == data
     run("verify", location, "--all")
     # What a rank does not have is not made up.

@@ -4,21 +4,26 @@ import asyncio
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compact import compact
-from fastcheck_dask.engine.documents import exact_objects, find_damaged, mend
+from fastcheck_dask.engine.documents import Included, exact_objects, find_damaged, mend
 from fastcheck_dask.engine.folder_run import FolderRun
 from fastcheck_dask.engine.recover import Recovery
 from fastcheck_dask.engine.retention import Retention
 from fastcheck_dask.errors import TierError
+from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.layout.state import flatten, select
 from fastcheck_dask.testing.checkpoints import write_checkpoint
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import WHOLE, CheckpointFolder, marker_path
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
 
 STATE = {"w": np.arange(3000.0), "m": {"s": np.float32([1.5, 2.5])}}
 NAMES = ["zarr.json", "w/zarr.json", "m/zarr.json", "m/s/zarr.json", "m/s/c/0"]
+ALL = ["a/x", "a/y", "b/d/z", "tiny", "b/t"]
 
 
 @pytest.fixture
@@ -120,13 +125,73 @@ def test_store_that_cannot_be_listed_is_named_and_nothing_is_written(folder, mon
     assert mend(*found, damaged=[damage]) == []
 
 
-@pytest.mark.parametrize("how", [{"check_documents": False}, {"include": "w"}])
-def test_load_that_shall_be_fast_or_is_of_a_part_reads_no_documents(folder, local, monkeypatch, how):
-    asked = []
+@pytest.fixture
+def asked(folder, monkeypatch):
+    """Return the names of what is read, a list that grows."""
+    found = []
     read = folder.store.read
-    monkeypatch.setattr(folder.store, "read", lambda path: asked.append(path) or read(path))
-    assert recover(folder, local, **how).report.damaged == []
+    monkeypatch.setattr(folder.store, "read", lambda path: found.append(path) or read(path))
+    return found
+
+
+@pytest.mark.parametrize("include", [None, "w"])
+def test_load_that_shall_be_fast_reads_no_documents(folder, local, asked, include):
+    assert recover(folder, local, include=include, check_documents=False).report.damaged == []
     assert not [path for path in asked if path.endswith("zarr.json")]
+
+
+@pytest.mark.parametrize(
+    ("include", "compared"),
+    [
+        ("w", ["w/zarr.json"]),
+        (["w", "m/*"], ["m/s/c/0", "m/s/zarr.json", "m/zarr.json", "w/zarr.json"]),
+    ],
+)
+def test_load_of_a_part_compares_and_mends_what_is_of_it(folder, local, asked, include, compared):
+    good = {name: folder.store.read(f"00000001-t1/{name}") for name in NAMES}
+    for name in NAMES:
+        folder.store.write(f"00000001-t1/{name}", b"x" * len(good[name]))
+    asked.clear()
+    recovered = recover(folder, local, include=include)
+    assert recovered.state["w"].tobytes() == STATE["w"].tobytes()
+    told = sorted(line.partition(": ")[0].removeprefix("00000001-t1/") for line in recovered.report.damaged)
+    assert told == compared
+    assert sorted(path.removeprefix("00000001-t1/") for path in asked if path.endswith("zarr.json")) == [
+        name for name in compared if name.endswith("zarr.json")
+    ]
+    mended = [name for name in NAMES if folder.store.read(f"00000001-t1/{name}") == good[name]]
+    assert sorted(mended) == compared
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(ALL), min_size=1, unique=True))
+def test_objects_of_a_part_are_those_of_the_whole(names):
+    values = {name: np.arange(2.0 if name in ("tiny", "b/t") else 300.0) for name in ALL}
+    flat = flatten(nested(values), chunk_bytes=4096)
+    manifest = Manifest("r", 1, "t", "token", 1.0, flat.tree, flat.arrays, digests_of_none(flat.arrays))
+    paths, tree = select(manifest.tree, names)
+    arrays = [spec for spec in manifest.arrays if spec.path in paths]
+    whole = exact_objects(manifest, WHOLE)
+    part = exact_objects(manifest, WHOLE, of=Included(tree, arrays))
+    assert part.items() <= whole.items()
+    assert {f"{name}/zarr.json" for name in names} <= part.keys()
+    assert not [key for key in part if any(key.startswith(f"{name}/") for name in set(ALL) - set(names))]
+
+
+def nested(values):
+    """Return the state whose leaves have these paths."""
+    state = {}
+    for path, value in values.items():
+        *above, last = path.split("/")
+        inner = state
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return state
+
+
+def digests_of_none(arrays):
+    return {chunk.key: "0" * 32 for spec in arrays for chunk in spec.chunks}
 
 
 def test_deltas_are_named_and_what_is_made_whole_at_this_moment_is_not_damaged(tmp_path):
