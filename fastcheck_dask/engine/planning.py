@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,13 @@ from fastcheck_dask.config import Group
 from fastcheck_dask.engine.chains import ChainPolicy, choose_base, newest_before
 from fastcheck_dask.engine.references import Digests, references
 from fastcheck_dask.engine.roots import clear_rivals, locations, open_root
-from fastcheck_dask.errors import FastCheckError, RootAwayError, TierError
+from fastcheck_dask.errors import (
+    CorruptDataError,
+    FastCheckError,
+    RootAwayError,
+    ShardUnavailableError,
+    TierError,
+)
 from fastcheck_dask.ids import directory_name
 from fastcheck_dask.layout.chunks import ArraySpec
 from fastcheck_dask.layout.groups import has_same_content, keys_of, may_be_older, part_of, with_older
@@ -196,6 +203,8 @@ class Planner:
         run, generation = draft.run, draft.generation
         base = choose_base(committed, chains, run=run, generation=generation, created_unix=draft.created_unix)
         newest = base or newest_before(committed, run=run, generation=generation)
+        if newest is not None:
+            self._check_roots(newest, by=draft.directory)
         stored = None if newest is None else self._opened(draft.directory, newest.link)
         older: tuple[str, ...] = ()
         if stored is not None:
@@ -250,6 +259,18 @@ class Planner:
             same = there is not None and has_same_content(part, there.manifest)
             links.append((name, there.link if same and there is not None else _link_of(part, location)))
         return Apart(self._groups, tuple(links)) if links else None
+
+    def _check_roots(self, newest: CommitMarker, *, by: str) -> None:
+        """Raise `RootAwayError` if a root that groups have now is away: nothing is planned without it.
+
+        Else a group that did not change would be written there once more. A root that no group has any more
+        may be lost for good.
+        """
+        places = set(locations(self._folder.store, self._groups).values())
+        for link in newest.refs:
+            if link.location in places:
+                with contextlib.suppress(CorruptDataError, ShardUnavailableError):
+                    self._folder.linked(link, by=by)
 
     def _opened(self, directory: str, link: BaseLink, *, planned: bool = False) -> StoredCheckpoint | None:
         """Open a checkpoint that another one is to need, and everything that it needs; None if it cannot be.

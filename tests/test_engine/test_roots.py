@@ -42,10 +42,13 @@ from fastcheck_dask.inspection.overview import overview
 from fastcheck_dask.inspection.repair import Sources, repair
 from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.testing.dying_store import Death, DyingStore
+from fastcheck_dask.testing.faults import wait_until
+from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.tiers import checkpoint_folder
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, marker_path
 from fastcheck_dask.tiers.commit_marker import BaseLink, CommitMarker
 from fastcheck_dask.tiers.object_store import open_existing, open_store
+from fastcheck_dask.tiers.s3_store import S3Store
 
 POLICIES = [ChainPolicy(0, max_references=4), ChainPolicy(2, max_references=4), ChainPolicy(2)]
 
@@ -285,6 +288,53 @@ def test_root_that_is_away_is_named_and_the_older_checkpoint_stays(rig, states, 
     lose_memory(run)
     assert states.same(run.recover().state, state_of(states, 2, backbone=1))
     assert states.same(run.recover(tag="s0").state, state_of(states, 0))
+
+
+@pytest.fixture
+def own_s3(tmp_path, monkeypatch):
+    """Return an S3 server to be killed, of which this process soon says that it does not answer."""
+    monkeypatch.setitem(S3Store.__init__.__kwdefaults__, "retry_seconds", 1.0)
+    with S3Server(tmp_path / "s3") as server, s3_environment(server):
+        yield server
+
+
+@pytest.mark.parametrize("backbone", [0, 1])
+@pytest.mark.parametrize("nodes", [0, 4])
+def test_root_whose_server_was_killed_is_named_and_gets_what_it_lacks_later(
+    rig, states, own_s3, nodes, backbone
+):
+    groups = group_at(own_s3.url("shared"))
+    run = rig(nodes=nodes, chains=POLICIES[0], groups=groups)
+    save(run, states, 0, nodes=nodes)
+    part = at_root(run, groups)[1]
+    own_s3.kill()
+    state = state_of(states, 1, backbone=backbone)
+    saved = run.save(state, "s1") if nodes else None
+    for _ in range(2):
+        with pytest.raises(RootAwayError, match="s3://checkpoints/shared/") as raised:
+            run.save_to_objects(state, "s1") if saved is None else run.persist(saved)
+        assert raised.value.retryable
+    assert [m.tag for m in run.folder.committed()] == ["s0"]
+    # What has its chunks in memory loads, whatever is away.
+    if nodes:
+        assert states.same(run.recover().state, state)
+    own_s3.start()
+    wait_until(lambda: answers(part), "the server to read what it has", seconds=60)
+    assert verify(run.folder, run.folder.committed()[0]).intact
+    run.save_to_objects(state, "s1") if saved is None else run.persist(saved)
+    # What did not change is not written again because it could not be looked at.
+    assert [m.tag for m in part.committed()] == ["s0", "s1"][: 1 + backbone]
+    lose_memory(run)
+    for step, of in enumerate((0, backbone)):
+        assert states.same(run.recover(tag=f"s{step}").state, state_of(states, step, backbone=of))
+
+
+def answers(folder):
+    """Say whether a store serves again; at first it refuses what it has not found yet."""
+    try:
+        return [folder.load_manifest(marker) for marker in folder.committed()]
+    except TierError:
+        return False
 
 
 @pytest.mark.parametrize("other", [None, "-other"])

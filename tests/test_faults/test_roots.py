@@ -14,9 +14,13 @@ from fastcheck_dask import FastCheckManager
 from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
+from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.training import QUICK, TrainingHost, assert_is_state, state_at
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.object_store import open_store
+
+#: Without storage nodes there is nothing to divide.
+UNSHARDED = {"num_shards": "auto"}
 
 
 @pytest.fixture
@@ -122,3 +126,51 @@ def test_one_of_two_ranks_killed_its_nodes_write_its_group_to_its_root(
             assert_is_state(manager.load(), 3)
             assert manager.last_load is not None
             assert manager.last_load.source == "object"
+
+
+@pytest.fixture
+def own_s3(tmp_path: Path) -> Iterator[S3Server]:
+    """Return an S3 server of this test alone, to be killed."""
+    with S3Server(tmp_path / "s3") as server, s3_environment(server):
+        yield server
+
+
+def assert_restores(places: dict[str, Any], tmp_path: Path, step: int, *, name: str) -> None:
+    """Raise unless a host that has nothing but the object tier loads a step."""
+    own = {"coordinator": f"sqlite:///{tmp_path}/{name}.db", "local_dir": tmp_path / name, "run_id": "both"}
+    with FastCheckManager(places["objects"], **(QUICK | options_of(places["root"]) | UNSHARDED | own)) as one:
+        assert_is_state(one.load(f"step{step}"), step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away", ["root", "objects"])
+def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_is_back(
+    tmp_path: Path, own_s3: S3Server, nodes: StorageCluster, away: str
+) -> None:
+    places = {"root": str(tmp_path / "shared"), "objects": str(tmp_path / "objects")}
+    places[away] = own_s3.url("there")
+    shared = {"coordinator": nodes.coordinator, "local_dir": tmp_path / "shm"}
+    options = QUICK | options_of(places["root"]) | shared | {"run_id": "both"}
+    with FastCheckManager(places["objects"], **options) as manager:
+        manager.save_async(state_at(1), "step1").wait("object", timeout=60.0)
+        own_s3.kill()
+        handle = manager.save_async(state_at(2), "step2")
+        # Training goes on: in memory it is in force.
+        handle.wait("peers", timeout=60.0)
+        if away == "root":
+            # A request is repeated for two minutes before it has failed.
+            wait_until(lambda: handle.stats.get("persist_error"), "the failed attempt", seconds=240)
+            assert "stored against s3://checkpoints/there/" in handle.stats["persist_error"]
+            # Nothing is published that lacks its part, and nothing goes elsewhere in its place.
+            assert [m.tag for m in folder_at(places["objects"]).committed()] == ["step1"]
+        assert handle.level == "peers"
+        own_s3.start()
+        handle.wait("object", timeout=120.0)
+        assert handle.stats["persist_error"] is None
+    folder = folder_at(places["objects"])
+    assert [m.tag for m in folder.committed()] == ["step1", "step2"]
+    assert_lies_apart(folder)
+    for name in ("n0", "n1", "n2"):
+        nodes.kill(name)
+    for step in (1, 2):
+        assert_restores(places, tmp_path, step, name=f"host{step}")
