@@ -16,6 +16,9 @@ OPTIONS: Final = {
     "virtual_hosted": "virtual_hosted_style_request",
     "skip_signature": "skip_signature",
 }
+#: How long requests are tried again through 429, 5xx, resets and time-outs; for this client of ours alone.
+RETRY: Final = "retry_seconds"
+_RETRY_SECONDS: Final = (1.0, 86400.0)
 _SECRETS: Final = ("key", "secret", "token", "password", "credential")
 _WANTED: Final = "s3://BUCKET/FOLDER, and after it ?endpoint=http://HOST:PORT&region=REGION where needed"
 
@@ -27,7 +30,7 @@ class S3Location:
     bucket: str
     #: Names joined by slashes; empty for the whole bucket.
     prefix: str
-    #: By the names of `OPTIONS`, sorted.
+    #: By the names of `OPTIONS`, and `RETRY`; sorted.
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -60,20 +63,36 @@ class S3Location:
     @staticmethod
     def _check_option(name: str, value: str, location: str) -> None:
         shown = S3Location._shown(location)
-        if name not in OPTIONS:
+        if name not in OPTIONS and name != RETRY:
             if any(secret in name.lower() for secret in _SECRETS):
                 raise ConfigError(f"the checkpoint directory {shown} {_no_credentials()}")
             raise ConfigError(
-                f"checkpoint directory {shown}: there is no option {name!r}; there are {', '.join(OPTIONS)}"
+                f"checkpoint directory {shown}: there is no option {name!r}; there are "
+                f"{', '.join((*OPTIONS, RETRY))}"
             )
         if name == "endpoint" and urlsplit(value).scheme not in ("http", "https"):
             raise ConfigError(f"checkpoint directory {shown}: endpoint must be http(s)://..., got {value!r}")
+        if name == RETRY and _seconds(value) is None:
+            least, most = _RETRY_SECONDS
+            raise ConfigError(
+                f"checkpoint directory {shown}: {RETRY} must be {least:g} to {most:g} seconds, got {value!r}"
+            )
 
     @staticmethod
     def _shown(location: str) -> str:
         """Return what may be shown of a location that may carry secrets."""
         parts = urlsplit(location)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def client_options(self) -> dict[str, str]:
+        """The options as the client library calls them."""
+        return {OPTIONS[name]: value for name, value in self.options if name in OPTIONS}
+
+    @property
+    def retry_seconds(self) -> float | None:
+        """For how long a request is tried again; None if the location says nothing of it."""
+        return next((_seconds(value) for name, value in self.options if name == RETRY), None)
 
     @property
     def text(self) -> str:
@@ -89,6 +108,16 @@ class S3Location:
     def joined(self, *names: str) -> S3Location:
         """Return a folder below."""
         return S3Location(self.bucket, "/".join(filter(None, (self.prefix, *names))), self.options)
+
+
+def _seconds(value: str) -> float | None:
+    """Read the value of `RETRY`; None if it is none."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    least, most = _RETRY_SECONDS
+    return seconds if least <= seconds <= most else None
 
 
 def _no_credentials() -> str:

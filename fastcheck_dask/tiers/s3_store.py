@@ -21,7 +21,7 @@ from obstore.store import S3Store as Client
 
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.tiers.byte_window import ByteWindow
-from fastcheck_dask.tiers.s3_location import OPTIONS, S3Location
+from fastcheck_dask.tiers.s3_location import S3Location
 from fastcheck_dask.tiers.store import Parts, Payload, Stored, check_store_name, flat_view, scatter
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class S3Store:
     location : str
         ``s3://bucket/folder?endpoint=http://host:9000``; see `S3Location`.
     retry_seconds : float
-        For how long a request is tried again.
+        For how long a request is tried again, unless the location says so itself.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class S3Store:
     def __init__(self, location: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._place = S3Location.parse(location)
         self.location = self._place.text
-        self._retry_seconds = retry_seconds
+        self._retry_seconds = self._place.retry_seconds or retry_seconds
         self._clients: dict[int, Client] = {}
         self._lock = threading.Lock()
 
@@ -198,7 +198,7 @@ class S3Store:
             return self._clients[fitting]
 
     def _new_client(self, seconds: float) -> Client:
-        options: Any = {OPTIONS[name]: value for name, value in self._place.options}
+        options: Any = self._place.client_options
         if not any(name in os.environ for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
             options.setdefault("region", "us-east-1")
         endpoint = options.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))

@@ -148,7 +148,7 @@ def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_i
     tmp_path: Path, own_s3: S3Server, nodes: StorageCluster, away: str
 ) -> None:
     places = {"root": str(tmp_path / "shared"), "objects": str(tmp_path / "objects")}
-    places[away] = own_s3.url("there")
+    places[away] = own_s3.url("there") + "&retry_seconds=5"
     shared = {"coordinator": nodes.coordinator, "local_dir": tmp_path / "shm"}
     options = QUICK | options_of(places["root"]) | shared | {"run_id": "both"}
     with FastCheckManager(places["objects"], **options) as manager:
@@ -158,8 +158,7 @@ def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_i
         # Training goes on: in memory it is in force.
         handle.wait("peers", timeout=60.0)
         if away == "root":
-            # A request is repeated for two minutes before it has failed.
-            wait_until(lambda: handle.stats.get("persist_error"), "the failed attempt", seconds=240)
+            wait_until(lambda: handle.stats.get("persist_error"), "the failed attempt", seconds=120)
             assert "stored against s3://checkpoints/there/" in handle.stats["persist_error"]
             # Nothing is published that lacks its part, and nothing goes elsewhere in its place.
             assert [m.tag for m in folder_at(places["objects"]).committed()] == ["step1"]

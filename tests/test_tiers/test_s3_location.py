@@ -55,3 +55,17 @@ def test_location_with_credentials_is_refused_without_showing_them(location):
     with pytest.raises(ConfigError, match="carries credentials") as caught:
         S3Location.parse(location)
     assert "hidden" not in str(caught.value)
+
+
+def test_location_tells_how_long_to_try_again():
+    place = S3Location.parse("s3://b/x?retry_seconds=2.5&region=eu-1")
+    assert place.retry_seconds == 2.5
+    assert place.client_options == {"region": "eu-1"}
+    assert S3Location.parse("s3://b/x").retry_seconds is None
+    assert S3Location.parse(place.text) == place
+
+
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", "1e9"])
+def test_location_wrong_time_to_try_again(value):
+    with pytest.raises(ConfigError, match=rf"retry_seconds must be 1 to 86400 seconds, got '{value}'"):
+        S3Location.parse(f"s3://b/x?retry_seconds={value}")
