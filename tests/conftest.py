@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from fastcheck_dask.testing.certificates import Certificates
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
 
@@ -77,6 +78,18 @@ def _mounted(folder: Path, nbytes: int) -> Iterator[Path]:
 def small_file_system() -> Callable[[Path, int], contextlib.AbstractContextManager[Path]]:
     """Return what mounts a file system of so many bytes in a new folder; skips where it may not."""
     return _mounted
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return a CA that all tests share."""
+    return Certificates(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return another CA."""
+    return Certificates(tmp_path_factory.mktemp("stranger"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
