@@ -15,6 +15,7 @@ import pytest
 from fastcheck_dask.testing.certificates import Certificates
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 
 @contextlib.contextmanager
@@ -90,6 +91,20 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return another CA."""
     return Certificates(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture(scope="session")
+def member(authority: Certificates) -> DataTls:
+    """Return what makes a member of the data ports."""
+    cert, key = authority.issue("member")
+    return DataTls(str(authority.ca), str(cert), str(key))
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest) -> DataTls | None:
+    """Have a test run on plain data ports, and on such with TLS."""
+    found: DataTls | None = request.getfixturevalue("member") if request.param == "tls" else None
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

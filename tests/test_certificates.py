@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,9 @@ from fastcheck_dask.certificates import (
     member_contexts,
 )
 from fastcheck_dask.errors import ConfigError
+
+GUIDE = Path(__file__).parents[1] / "docs/guides/security.md"
+
 
 @pytest.fixture(scope="module")
 def ours(authority):
@@ -131,6 +137,13 @@ def test_answers_tls_only_if_the_server_speaks_it(authority, ours, speaks):
         thread.start()
         assert answers_tls(*listening.getsockname()) is speaks
         thread.join()
+
+
+def test_commands_of_the_guide_make_a_member(tmp_path):
+    found = re.search(r"<!-- tested: certificates -->\n```bash\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert found is not None
+    subprocess.run(["bash", "-e", "-c", found[1]], cwd=tmp_path, check=True, capture_output=True)
+    check_member(Tls(*(str(tmp_path / name) for name in ("ca.pem", "node.pem", "node.key"))))
 
 
 def test_ca_file_with_the_old_and_the_new_authority_takes_both(tmp_path, authority, stranger, ours):
