@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -156,7 +155,7 @@ def _read(name: str, setting: str) -> bytes:
 
 
 class Renewed:
-    """Contexts of files that may be replaced at any time.
+    """Contexts of a member whose files may be replaced at any time.
 
     What does not fit when it is read anew (a certificate is there and its key not yet) changes nothing, and
     is said in the log.
@@ -165,25 +164,19 @@ class Renewed:
     ----------
     tls : Tls
         The files, which have to fit now (`ConfigError`).
-    make : callable
-        Makes contexts of them.
     """
 
-    def __init__(
-        self,
-        tls: Tls,
-        make: Callable[[Tls], tuple[ssl.SSLContext, ssl.SSLContext]] = member_contexts,
-    ) -> None:
-        self._tls, self._make = tls, make
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
         self._seen = self._signature()
-        self._contexts = make(tls)
+        self._contexts = member_contexts(tls)
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Return the contexts of the newest files that fit."""
+        """Return those of a client and a server, with the newest files that fit."""
         seen = self._signature()
         if seen != self._seen:
             try:
-                self._contexts = self._make(self._tls)
+                self._contexts = member_contexts(self._tls)
             except ConfigError as error:
                 logger.warning("goes on with the TLS files that were there before: %s", error)
             self._seen = seen
