@@ -62,7 +62,7 @@ def coordinator_of(address: str, seconds: float) -> str:
         If what answers is no scheduler, or the files for TLS cannot be used.
     """
     check_scheduler(address, "client")
-    if not address.startswith("tls://") and (wrong := mismatch(address)) is not None:
+    if (wrong := mismatch(address)) is not None:
         # Dask would wait for an answer until the time is over.
         raise CoordinationError(f"{wrong}; correct scheduler=...")
     try:
@@ -70,8 +70,6 @@ def coordinator_of(address: str, seconds: float) -> str:
     except ConfigError:
         raise
     except Exception as error:  # whatever kind of server listens there, and whatever it answers
-        if address.startswith("tls://") and (wrong := mismatch(address)) is not None:
-            raise CoordinationError(f"{wrong}; correct scheduler=...") from error
         raise CoordinationError(
             f"the scheduler {address} does not answer ({type(error).__name__}: {error}); start it "
             "(`dask scheduler`), correct scheduler=..., or leave it out and give coordinator=..."

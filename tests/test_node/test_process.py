@@ -443,7 +443,7 @@ def test_node_with_tls_registers_with_a_scheduler_with_tls(
     node = start_node(scheduler=secure_scheduler, config=tls_config, host="0.0.0.0")
     assert node.address().startswith("fcss://")
     with dask.config.set(tls_config):
-        until(lambda: coordinator_of(secure_scheduler, 5.0))
+        assert coordinator_of(secure_scheduler, 30.0)
 
 
 @pytest.mark.parametrize("spoken", ["tcp", "tls"])
