@@ -61,6 +61,9 @@ _FIELDS = {
     "floor_bandwidth": "floor_bytes_per_second",
     "grace": "grace_seconds",
     "lease": "lease_seconds",
+    "data_tls_ca": "data_tls_ca",
+    "data_tls_cert": "data_tls_cert",
+    "data_tls_key": "data_tls_key",
     "coordinator_timeout": "coordinator_seconds",
     "session_timeout": "session_seconds",
     "coordinator_auth": "coordinator_auth",
@@ -190,6 +193,10 @@ class Settings:
     grace_seconds: float
     #: How long the storage nodes keep the run without another sign of life.
     lease_seconds: float
+    #: Of the data ports: a CA of their own, and our certificate. None: they are plain.
+    data_tls_ca: str | None
+    data_tls_cert: str | None
+    data_tls_key: str | None
     coordinator_seconds: float
     session_seconds: float
     #: ``user:password``.
@@ -271,6 +278,9 @@ def settings(**overrides: Any) -> Settings:
         ),
         grace_seconds=get("grace", "peers.grace", values.seconds, within=_POSITIVE),
         lease_seconds=get("lease", "peers.lease", values.seconds, within=(1.0, 366 * 86400.0)),
+        data_tls_ca=get("data_tls_ca", "data.tls-ca", values.file),
+        data_tls_cert=get("data_tls_cert", "data.tls-cert", values.file),
+        data_tls_key=get("data_tls_key", "data.tls-key", values.file),
         coordinator_seconds=get(
             "coordinator_timeout", "coordinator.timeout", values.seconds, within=_POSITIVE
         ),

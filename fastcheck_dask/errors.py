@@ -153,6 +153,12 @@ class NodeUnavailableError(TierError):
         return f"storage node {self.node}: {self.why}"
 
 
+class NodeRefusedError(NodeUnavailableError):
+    """A storage node and this process do not let each other in: one has no TLS, or a wrong certificate."""
+
+    retryable = False
+
+
 class StaleBaseError(TierError):
     """A node refuses a delta because it does not hold its base; send the chunks whole."""
 

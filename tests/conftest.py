@@ -12,8 +12,10 @@ from uuid import uuid4
 
 import pytest
 
+from fastcheck_dask.testing.certificates import Certificates
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 
 @contextlib.contextmanager
@@ -77,6 +79,32 @@ def _mounted(folder: Path, nbytes: int) -> Iterator[Path]:
 def small_file_system() -> Callable[[Path, int], contextlib.AbstractContextManager[Path]]:
     """Return what mounts a file system of so many bytes in a new folder; skips where it may not."""
     return _mounted
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return a CA that all tests share."""
+    return Certificates(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return another CA."""
+    return Certificates(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture(scope="session")
+def member(authority: Certificates) -> DataTls:
+    """Return what makes a member of the data ports."""
+    cert, key = authority.issue("member")
+    return DataTls(str(authority.ca), str(cert), str(key))
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest) -> DataTls | None:
+    """Have a test run on plain data ports, and on such with TLS."""
+    found: DataTls | None = request.getfixturevalue("member") if request.param == "tls" else None
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -60,6 +60,7 @@ def test_settings_override_by_field_or_option_name_is_the_same():
             "coordinator_auth": "me:x",
             "coordinator_auth_scheme": "sasl",
             "coordinator_acl": ("sasl:ops:r",),
+            **{f"data_tls_{name}": f"/{name}" for name in ("ca", "cert", "key")},
             "coordinator_tls_ca": "/ca",
             "coordinator_tls_cert": "/cert",
             "coordinator_tls_key": "/key",
@@ -163,6 +164,7 @@ def test_settings_unknown_option_is_refused_even_when_none(name):
         ("coordinator_acl", 7),
         ("coordinator_acl", [7]),
         ("coordinator_tls_ca", 7),
+        ("data_tls_ca", 7),
         ("scheduler_timeout", object),
     ],
 )

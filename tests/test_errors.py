@@ -20,6 +20,7 @@ ARGUMENTS = {
     "TierFullError": {"where": "/dev/shm", "wanted_bytes": 2000, "free_bytes": 10, "advice": "make room"},
     "NodeFullError": {"node": "n1", "wanted_bytes": 2000, "free_bytes": 10},
     "NodeUnavailableError": {"node": "n1", "why": "did not answer in time"},
+    "NodeRefusedError": {"node": "n1", "why": "its data port speaks TLS"},
     "NoMasterError": {"asked": "n1", "master": "n2", "address": "fcs://h:1"},
     "TooFewNodesError": {"wanted": 4, "alive": 2, "advice": "start more"},
     "FastCheckError": None,

@@ -15,7 +15,13 @@ from fastcheck_dask.agent.link_watch import LinkWatch
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.config import Settings
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, NodeInfo
-from fastcheck_dask.errors import CoordinationError, FastCheckError, TierFullError, TooFewNodesError
+from fastcheck_dask.errors import (
+    CoordinationError,
+    FastCheckError,
+    NodeRefusedError,
+    TierFullError,
+    TooFewNodesError,
+)
 from fastcheck_dask.placement.bandwidth import DEFAULT_SHARDS
 from fastcheck_dask.placement.outlook import SlowNodes, weights_of
 from fastcheck_dask.placement.policy import Choice, choose, replacement
@@ -102,7 +108,7 @@ class Placing:
 
         Raises
         ------
-        TooFewNodesError, TierFullError
+        TooFewNodesError, TierFullError, NodeRefusedError
             If an explicit number of shards cannot be had.
         CoordinationError
             If the coordinator cannot be asked.
@@ -131,8 +137,8 @@ class Placing:
         try:
             choice = choose(alive, excluded=excluded, **arguments)
         except TooFewNodesError as error:
-            # Nodes that are alive and full are not "too few": say what really stood in the way.
-            raise (cause if isinstance(cause, TierFullError) else error) from cause
+            # Nodes that are alive and full, or do not let us in, are not "too few": say what is in the way.
+            raise (cause if isinstance(cause, TierFullError | NodeRefusedError) else error) from cause
         if cause is not None and choice.shards == 0:
             degraded = f"{cause}: only the object tier protects this checkpoint"
             return Choice(0, 0, (), degraded, cause=cause)

@@ -94,9 +94,11 @@ def _sources(others: tuple[str, ...], coordinator: str | None) -> Sources:
     if coordinator is None:
         return Sources(folders)
     # Brings the network libraries along.
+    from fastcheck_dask.config import settings
     from fastcheck_dask.inspection.nodes import node_sources
+    from fastcheck_dask.tiers.peer import clients_for
 
-    return node_sources(coordinator, folders)
+    return node_sources(coordinator, folders, client=clients_for(settings()))
 
 
 def _chosen(folder: CheckpointFolder, directory: str | None, tag: str | None, *, all_of_them: bool) -> Chosen:

@@ -6,19 +6,11 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Final
 
+from fastcheck_dask.certificates import Tls, TlsNames
 from fastcheck_dask.config import AuthScheme, Settings, settings
 from fastcheck_dask.errors import ConfigError
 
 _PERMISSIONS: Final = "cdrwa"
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Files for connections by TLS."""
-
-    ca: str
-    cert: str | None = None
-    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,15 +100,14 @@ def _credentials(found: Settings) -> tuple[str, str]:
 
 
 def _tls(found: Settings) -> Tls | None:
+    names = TlsNames.within("fastcheck.coordinator")
     ca, cert, key = found.coordinator_tls_ca, found.coordinator_tls_cert, found.coordinator_tls_key
     if (cert is None) != (key is None):
-        given, missing = ("tls-cert", "tls-key") if key is None else ("tls-key", "tls-cert")
-        raise ConfigError(
-            f"fastcheck.coordinator.{given} is given and fastcheck.coordinator.{missing} is not"
-        )
+        given, missing = (names.cert, names.key) if key is None else (names.key, names.cert)
+        raise ConfigError(f"{given} is given and {missing} is not")
     if ca is None and cert is not None:
         raise ConfigError(
-            "fastcheck.coordinator.tls-cert is given and fastcheck.coordinator.tls-ca is not: without the CA "
-            "the server cannot be told from an impostor"
+            f"{names.cert} is given and {names.ca} is not: without the CA the server cannot be told from an "
+            "impostor"
         )
-    return None if ca is None else Tls(ca, cert, key)
+    return None if ca is None else Tls(ca, cert, key, names)

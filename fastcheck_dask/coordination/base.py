@@ -15,7 +15,7 @@ class NodeInfo:
     """One storage node as its registration describes it."""
 
     name: str
-    #: Address of the data port, ``fcs://host:port``.
+    #: Address of the data port, ``fcs://host:port`` or ``fcss://host:port``.
     address: str
     rack: str
     host: str

@@ -8,10 +8,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from distributed.core import rpc
+from distributed.security import Security
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.errors import ConfigError, CoordinationError
 from fastcheck_dask.manager.arguments import check_address
+from fastcheck_dask.scheduler_tls import check_scheduler, mismatch
 
 _T = TypeVar("_T")
 _ASK_AGAIN_SECONDS = 0.1
@@ -57,8 +59,12 @@ def coordinator_of(address: str, seconds: float) -> str:
     CoordinationError
         If the scheduler does not answer.
     ConfigError
-        If what answers is no scheduler.
+        If what answers is no scheduler, or the files for TLS cannot be used.
     """
+    check_scheduler(address, "client")
+    if (wrong := mismatch(address)) is not None:
+        # Dask would wait for an answer until the time is over.
+        raise CoordinationError(f"{wrong}; correct scheduler=...")
     try:
         return run_apart(_coordinator_of(address, seconds))
     except ConfigError:
@@ -72,7 +78,9 @@ def coordinator_of(address: str, seconds: float) -> str:
 
 async def _coordinator_of(address: str, seconds: float) -> str:
     deadline = Deadline.after(seconds)
-    async with rpc(address, timeout=seconds) as scheduler:  # type: ignore[no-untyped-call]
+    security = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
+    connecting = rpc(address, timeout=seconds, connection_args=security)  # type: ignore[no-untyped-call]
+    async with connecting as scheduler:
         while True:
             identity = await asyncio.wait_for(scheduler.identity(), seconds)
             if not isinstance(identity, dict) or identity.get("type") != "Scheduler":

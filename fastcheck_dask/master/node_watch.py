@@ -71,8 +71,8 @@ def compare(lives: Collection[Life], registered: Mapping[str, str], now: float) 
     )
 
 
-async def look(life: Life) -> Finding | None:
-    """Look where a node listened; takes a few seconds if nothing answers."""
+async def look(life: Life, client: Callable[[str, str], PeerClient] = PeerClient) -> Finding | None:
+    """Look where a node listened, as a `client`; takes a few seconds if nothing answers."""
     try:
         host, _, port = location_of(life.address).rpartition(":")
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -84,13 +84,13 @@ async def look(life: Life) -> Finding | None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    client = PeerClient(life.name, life.address)
+    opened = client(life.name, life.address)
     try:
-        answer = await client.ping()
+        answer = await opened.ping()
     except FastCheckError:
         return "silent"
     finally:
-        await client.close()
+        await opened.close()
     # Another node may have been given the port.
     return None if answer.get("name") == life.name else "refused"
 

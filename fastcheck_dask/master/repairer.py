@@ -10,9 +10,10 @@ from typing import Any, Final, cast
 
 from distributed import Client, Future, secede
 
+from fastcheck_dask.config import settings
 from fastcheck_dask.engine.repair import Repaired, RepairOrder, repair_shard
 from fastcheck_dask.errors import FastCheckError
-from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.peer import clients_for
 
 #: By which the dashboard groups the tasks.
 TASK_PREFIX: Final = "fastcheck-repair"
@@ -26,7 +27,7 @@ _numbers = itertools.count()
 
 async def repair_here(order: RepairOrder) -> Repaired:
     """Do an order in this process."""
-    return await repair_shard(order, PeerClient)
+    return await repair_shard(order, clients_for(settings()))
 
 
 def repair_task(order: dict[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,14 @@ def cluster(
     Parameters
     ----------
     settings : Settings
-        With the deadlines.
+        With the deadlines, and the TLS of data ports (`ConfigError` if its files cannot be used).
     coordinator, scheduler : str, optional
         Where they are; a scheduler knows the coordinator of its nodes.
     links : bool
         Whether to measure the links to some nodes, which takes a few seconds.
     """
+    # First: wrong files for TLS are no fault of the coordinator.
+    client = clients_for(settings)
     found = []
     if scheduler is not None:
         asked, finding = _ask_scheduler(scheduler, settings)
@@ -53,7 +55,7 @@ def cluster(
     try:
         with connection(coordinator, settings) as session:
             found.append(_coordinator(session, coordinator))
-            seen = look(session, clients_for(settings))
+            seen = look(session, client)
     except FastCheckError as error:
         advice = "start it, or correct the URL or the credentials; see the guide on coordination"
         return [*found, Finding("coordinator", "problem", str(error), advice)]

@@ -9,13 +9,27 @@ from contextlib import suppress
 
 from distributed import Worker
 
+from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.node.plugin import StoragePlugin
+from fastcheck_dask.scheduler_tls import mismatch
+from fastcheck_dask.tiers.wire import is_loopback
 
 #: Between the end of a worker and the next.
 BACK_OFF_SECONDS = 0.5
 _CLOSE_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
+
+
+def check_worker(scheduler: str | None, host: str, *, insecure: bool) -> None:
+    """Raise `ConfigError` if a worker would take pickles from whoever reaches it."""
+    if scheduler is None or insecure or scheduler.startswith("tls://") or is_loopback(host):
+        return
+    raise ConfigError(
+        f"the Dask worker would listen on {host} without TLS, and whoever reaches it can run code here; "
+        f"use a scheduler at tls:// in place of {scheduler}, or none, or a loopback host, or say insecure "
+        "(--insecure) if the network is trusted"
+    )
 
 
 async def keep_worker(scheduler: str, *, name: str, host: str, plugin: StoragePlugin) -> None:
@@ -33,7 +47,7 @@ async def keep_worker(scheduler: str, *, name: str, host: str, plugin: StoragePl
     plugin : StoragePlugin
         Goes into each of the workers.
     """
-    port = 0
+    port, said = 0, ""
     with tempfile.TemporaryDirectory(prefix="fastcheck-node-", ignore_cleanup_errors=True) as directory:
         while True:
             try:
@@ -41,9 +55,11 @@ async def keep_worker(scheduler: str, *, name: str, host: str, plugin: StoragePl
                     scheduler, name=name, host=host, port=port, plugin=plugin, directory=directory
                 )
                 logger.info("the Dask worker of node %s closed; its data is still served", name)
+                said = ""
             except Exception as error:  # whatever Dask raises, the node goes on and tries again
-                logger.warning("node %s has no Dask worker: %s: %s", name, type(error).__name__, error)
-                port = 0
+                if (why := f"{type(error).__name__}: {error}") != said:
+                    logger.warning("node %s has no Dask worker: %s", name, why)
+                port, said = 0, why
             await asyncio.sleep(BACK_OFF_SECONDS)
 
 
@@ -51,6 +67,9 @@ async def _run_worker(
     scheduler: str, *, name: str, host: str, port: int, plugin: StoragePlugin, directory: str
 ) -> int:
     """Run one worker until it closes; return its port."""
+    if (wrong := await asyncio.to_thread(mismatch, scheduler)) is not None:
+        # Dask would wait for an answer for half a minute, and then not say why there is none.
+        raise ConfigError(wrong)
     worker = Worker(
         scheduler,
         name=name,

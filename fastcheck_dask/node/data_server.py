@@ -31,6 +31,7 @@ from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers.descriptors import Descriptor, descriptors_from_wire
 from fastcheck_dask.tiers.store import ObjectStore
 from fastcheck_dask.tiers.wire import DEFAULT_LIMITS, Bits, FcsComm, listen_address, pack
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 #: How often a client that waits is told that the node is at work.
 WORKING_SECONDS = 0.5
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataServer:
-    """Serves one store over ``fcs://``.
+    """Serves one store over ``fcs://``, or ``fcss://`` with TLS.
 
     Requests are decoded into calls of the store, which run in threads: the loop only moves bytes, and
     answers `ping` itself. Every error becomes a reply; what breaks the protocol loses its connection.
@@ -67,7 +68,7 @@ class DataServer:
     host, port
         Where to listen; port 0 takes any.
     insecure : bool
-        Whether `host` may be other than loopback (`ConfigError` if not).
+        Whether `host` may be other than loopback without TLS (`ConfigError` if not).
     operations : mapping of str to callable, optional
         What else is served here: each gets the request and returns the fields of the reply, in a thread of a
         pool of their own, and should be quick.
@@ -75,6 +76,8 @@ class DataServer:
         Returns what `status` says besides what the store does, as plain values.
     dscp : int, optional
         What packets are marked with, 0 to 63.
+    tls : DataTls, optional
+        Has only members of a CA let in.
     """
 
     def __init__(
@@ -88,14 +91,16 @@ class DataServer:
         operations: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] | None = None,
         report_more: Callable[[], dict[str, Any]] = dict,
         dscp: int | None = None,
+        tls: DataTls | None = None,
     ) -> None:
         self._dscp = dscp
         self._store = store
         self._operations = operations or {}
         self._report_more = report_more
         self._open_store = open_store
-        self._wanted = listen_address(host, port, insecure=insecure)
-        #: ``fcs://host:port``, once started.
+        self._wanted = listen_address(host, port, insecure=insecure, tls=tls is not None)
+        self._tls = tls
+        #: ``fcs://host:port`` or ``fcss://host:port``, once started.
         self.address = ""
         self._work = ThreadPoolExecutor(8, thread_name_prefix="fastcheck-store")
         # Writing to a hung object tier must not take the threads that saves and loads need.
@@ -144,7 +149,7 @@ class DataServer:
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        listener = await listen(self._wanted, self._serve_comm)  # type: ignore[no-untyped-call]
+        listener = await listen(self._wanted, self._serve_comm, tls=self._tls)  # type: ignore[no-untyped-call]
         self.address = listener.contact_address
         self._started.set()
         try:

@@ -7,11 +7,12 @@ import ctypes
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
+import dask
 from distributed.comm.addressing import get_address_host
 
 from fastcheck_dask.config import settings
@@ -22,7 +23,7 @@ from fastcheck_dask.errors import ConfigError, CoordinationError, FastCheckError
 from fastcheck_dask.ids import check_name
 from fastcheck_dask.metrics.optional import serve_metrics, show_metrics
 from fastcheck_dask.node.background import Background, background
-from fastcheck_dask.node.control import keep_worker
+from fastcheck_dask.node.control import check_worker, keep_worker
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.draining import drained
 from fastcheck_dask.node.housekeeper import Housekeeper
@@ -35,8 +36,11 @@ from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.node.states import NodeStates
 from fastcheck_dask.node.untracked import freeze_what_is_here
 from fastcheck_dask.node.vitals import Vitals
+from fastcheck_dask.scheduler_tls import check_scheduler
 from fastcheck_dask.tiers.object_store import open_store
+from fastcheck_dask.tiers.peer import clients_for
 from fastcheck_dask.tiers.wire import listen_address
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 #: How often the node looks whether the registry still has it.
 REGISTRY_SECONDS = 5.0
@@ -94,12 +98,13 @@ def run_storage(
     ring: int = DEFAULT_RING,
     metrics_port: int | None = None,
     drain_seconds: float = 0.0,
+    config: Mapping[str, Any] | None = None,
     **rates: Any,
 ) -> None:
     """Run a storage node; returns after SIGTERM or SIGINT, when it is drained.
 
-    When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT``, and before
-    that, with a `metrics_port`, ``fastcheck storage NAME: metrics http://HOST:PORT/metrics``.
+    When it serves and is registered, it prints ``fastcheck storage NAME: data fcs://HOST:PORT`` (``fcss://``
+    with TLS), and before that, with a `metrics_port`, ``fastcheck storage NAME: metrics http://HOST:PORT/metrics``.
 
     Parameters
     ----------
@@ -124,7 +129,10 @@ def run_storage(
     host, port
         Of the data port, port 0 for any; the Dask worker listens on the same host.
     insecure : bool
-        Whether `host` may be other than loopback.
+        Whether `host` may be other than loopback without TLS of the data port and of the scheduler.
+    config : mapping of str to object, optional
+        Values that win over the configuration of this process while the node runs, such as
+        ``fastcheck.data.tls-ca``.
     service_of : callable, optional
         Makes, of the node's coordinator and the scheduler, what the node does while it leads.
 
@@ -139,7 +147,6 @@ def run_storage(
     """
     check_name(name, "a storage node")
     check_name(rack, "a rack")
-    listen_address(host, port, insecure=insecure)
     check_memory(memory_bytes, memory_limit_bytes())
     if ring < 0:
         raise ConfigError(f"a storage node keeps 0 or more older generations, got {ring}")
@@ -147,7 +154,14 @@ def run_storage(
     _give_memory_back()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with ExitStack() as stack:
+        # Whatever connects from this process, the tasks of its worker too, finds the same.
+        stack.enter_context(dask.config.set(config or {}))
         found = settings()
+        tls = DataTls.of(found)
+        listen_address(host, port, insecure=insecure, tls=tls is not None)
+        check_worker(scheduler, host, insecure=insecure)
+        if scheduler is not None:
+            check_scheduler(scheduler, "worker", "client")
         coordinator = connect(
             coordinator_url,
             timeout_seconds=found.coordinator_seconds,
@@ -164,7 +178,9 @@ def run_storage(
         queue = MergeQueue(store)
         stack.callback(queue.close)
         service = None if service_of is None else service_of(coordinator, scheduler, work=work)
-        states = NodeStates(name, coordinator.entries, store.status, service=service)
+        states = NodeStates(
+            name, coordinator.entries, store.status, service=service, client=clients_for(found)
+        )
         vitals = Vitals(store, scrubber, lambda: states.leads)
         server = DataServer(
             store,
@@ -175,6 +191,7 @@ def run_storage(
             operations=states.operations,
             report_more=vitals.more,
             dscp=found.dscp,
+            tls=tls,
         )
         stack.callback(server.close)
         server.start()

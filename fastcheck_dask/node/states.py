@@ -47,6 +47,8 @@ class NodeStates:
         Whether the node stands for election.
     service : callable, optional
         What else the node does while it leads.
+    client : callable
+        Opens a node by name and address.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class NodeStates:
         *,
         stand: bool = True,
         service: Service | None = None,
+        client: Callable[[str, str], PeerClient] = PeerClient,
     ) -> None:
         self._name, self._entries, self._status = name, entries, status
         self._stand = stand
         self._master = StateMaster(name, entries)
         self._service = self._master.serve if service is None else together(self._master.serve, service)
-        self._updater = StateUpdater(name, entries, link=WireLink(entries, PeerClient))
+        self._updater = StateUpdater(name, entries, link=WireLink(entries, client))
         self._election: Election | None = None
         self._draining = False
         self._closing = threading.Event()

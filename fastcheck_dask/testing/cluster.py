@@ -57,7 +57,7 @@ class StorageCluster:
     coordinator : str, optional
         URL of the coordinator; a SQLite file in `folder` unless given.
     **options
-        ``ring``, ``scrub_seconds`` and ``drain_seconds`` of the nodes.
+        ``ring``, ``scrub_seconds``, ``drain_seconds`` and ``config`` of the nodes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StorageCluster:
                 self.start_scheduler()
             starting = {f"n{i}": self._popen_node(f"n{i}", rack=f"r{i}") for i in range(nodes)}
             for name, process in starting.items():
-                self._children[name] = _Child(process, self._line(name, process, "data fcs://"))
+                self._children[name] = _Child(process, self._line(name, process, "data fcs"))
         except BaseException:
             self.close()
             raise
@@ -119,7 +119,7 @@ class StorageCluster:
         `within` is a command that starts the one that follows it, such as in a cgroup.
         """
         process = self._popen_node(name, rack=rack, port=port, within=within)
-        self._children[name] = _Child(process, self._line(name, process, "data fcs://"))
+        self._children[name] = _Child(process, self._line(name, process, "data fcs"))
 
     def pid(self, name: str) -> int:
         """Return the process id of a node or of ``"scheduler"``."""

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine.load_report import LoadReport
@@ -23,6 +25,7 @@ from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import LocalTier
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 #: Failures are noticed quickly, and small states have many chunks.
 QUICK: dict[str, Any] = {"grace": "1.5 s", "connect_timeout": "1 s", "encoders": 1, "chunk_bytes": 4096}
@@ -125,7 +128,9 @@ class TrainingHost:
         """Load as another host would, with nothing in its shared memory, and without owning the run."""
         with LocalTier(self.run_id, self.folder / "elsewhere") as local:
             folder = CheckpointFolder(open_store(str(self.objects))) if objects else None
-            recovered = asyncio.run(Recovery(local, folder, quick_client).load(self.records(), tag=tag))
+            tls = DataTls.of(settings(**{k: v for k, v in self.options.items() if k.startswith("data_tls")}))
+            client = partial(quick_client, tls=tls)
+            recovered = asyncio.run(Recovery(local, folder, client).load(self.records(), tag=tag))
         assert recovered is not None, "nothing was ever committed"
         return recovered.state, recovered.report
 
@@ -138,6 +143,6 @@ class TrainingHost:
         self.close()
 
 
-def quick_client(name: str, address: str) -> PeerClient:
+def quick_client(name: str, address: str, *, tls: DataTls | None = None) -> PeerClient:
     """Return a client that gives up soon."""
-    return PeerClient(name, address, grace_seconds=1.0, connect_seconds=1.0)
+    return PeerClient(name, address, grace_seconds=1.0, connect_seconds=1.0, tls=tls)

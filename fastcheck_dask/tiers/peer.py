@@ -15,6 +15,7 @@ from fastcheck_dask.errors import (
     ClosedError,
     CorruptDataError,
     FastCheckError,
+    NodeRefusedError,
     NodeUnavailableError,
     TierError,
     from_wire,
@@ -30,9 +31,9 @@ from fastcheck_dask.tiers.wire import (
     Pace,
     Packed,
     location_of,
-    open_comm,
     pack,
 )
+from fastcheck_dask.tiers.wire_tls import DataTls, RefusedError, open_comm
 
 #: Requests that may be in flight to one node.
 _CONNECTIONS = 2
@@ -74,7 +75,8 @@ class PeerClient:
     """Client of one storage node, for one event loop.
 
     Each method sends one idempotent request, and raises `NodeUnavailableError` when the node cannot be
-    reached, breaks the protocol, or is slower than `floor_bytes_per_second` with `grace_seconds` on top;
+    reached, breaks the protocol, or is slower than `floor_bytes_per_second` with `grace_seconds` on top
+    (`NodeRefusedError` when one does not let the other in);
     an error that the node answers is raised as it is. While a node works on a request it says so twice a
     second: only silence counts as failure. Cancelling closes the connection, and the node may or may not
     have done what was asked. At most two requests run at a time, more wait.
@@ -84,7 +86,7 @@ class PeerClient:
     node : str
         Name of the node, for errors.
     address : str
-        ``fcs://host:port``.
+        ``fcs://host:port``, or ``fcss://`` for TLS.
     floor_bytes_per_second : float
         A transfer slower than this has failed.
     grace_seconds : float
@@ -95,6 +97,8 @@ class PeerClient:
         Holds back what is sent; the time that it takes is no part of any deadline.
     dscp : int, optional
         What packets are marked with, 0 to 63.
+    tls : DataTls, optional
+        What makes us a member; without it a node with TLS is not spoken to, and with it none without.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class PeerClient:
         connect_seconds: float = 2.0,
         pacer: Pacer | None = None,
         dscp: int | None = None,
+        tls: DataTls | None = None,
     ) -> None:
         location_of(address)
         self.node, self.address = node, address
@@ -118,6 +123,7 @@ class PeerClient:
         self._connect_seconds = connect_seconds
         self._pacer = pacer
         self._dscp = dscp
+        self._tls = tls
         self._slots = asyncio.Semaphore(_CONNECTIONS)
         self._idle: list[FcsComm] = []
         self._busy: set[FcsComm] = set()
@@ -331,6 +337,8 @@ class PeerClient:
             except TimeoutError as error:
                 why = f"{self.address} did not answer in time"
                 raise NodeUnavailableError(self.node, ": ".join(filter(None, (why, str(error))))) from error
+            except RefusedError as error:
+                raise NodeRefusedError(self.node, f"{self.address}: {error}") from error
             except OSError as error:
                 raise NodeUnavailableError(self.node, f"{self.address}: {_reason(error)}") from error
             except CorruptDataError as error:
@@ -351,7 +359,7 @@ class PeerClient:
                 self._check_open()
                 break
         self._check_open()
-        comm = await open_comm(self.address, self._connect_seconds)
+        comm = await open_comm(self.address, self._connect_seconds, self._tls)
         comm.set_dscp(self._dscp)
         return await self._exchange(comm, packed)
 
@@ -420,7 +428,13 @@ class PeerClient:
 
 
 def clients_for(settings: Settings, pacer: Pacer | None = None) -> Callable[[str, str], PeerClient]:
-    """Return what makes a client of a node's name and address, with the deadlines of the settings."""
+    """Return what makes a client of a node's name and address, with the deadlines and TLS of the settings.
+
+    Raises
+    ------
+    ConfigError
+        If a file for TLS cannot be used.
+    """
     return partial(
         PeerClient,
         floor_bytes_per_second=settings.floor_bytes_per_second,
@@ -428,6 +442,7 @@ def clients_for(settings: Settings, pacer: Pacer | None = None) -> Callable[[str
         connect_seconds=settings.connect_seconds,
         pacer=pacer,
         dscp=settings.dscp,
+        tls=DataTls.of(settings),
     )
 
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ssl import SSLError
 from typing import Any, NamedTuple, NoReturn
 
 import msgpack
@@ -36,6 +37,8 @@ Buffer = npt.NDArray[Any] | memoryview | bytes
 Pace = Callable[[int], Awaitable[None]]
 
 SCHEME = "fcs"
+#: The same over TLS; see `wire_tls`.
+TLS_SCHEME = "fcss"
 VERSION = 1
 #: A buffer is announced in frames of at most this; it crosses in smaller pieces.
 FRAME_BYTES = 16 * 2**20
@@ -306,7 +309,7 @@ class FcsComm(TCP):
         """End the connection when a call fails midway: nobody knows what is left in the stream."""
         try:
             yield
-        except StreamClosedError as error:
+        except (StreamClosedError, SSLError) as error:
             self.abort()
             convert_stream_closed_error(self, error)  # type: ignore[no-untyped-call]
         except BaseException:
@@ -368,15 +371,18 @@ class FcsListener(TCPListener):
         assert isinstance(comm, FcsComm)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                hello = await comm.read()
-                comm.handshake_configuration({}, hello)
-                await comm.write(comm.handshake_info())
+                await self.shake_hands(comm)
         except (FastCheckError, TimeoutError) as error:
             comm.abort()
             logger.warning(
                 "dropped a connection from %s: %s", comm.peer_address, str(error) or "no handshake"
             )
             raise CommClosedError(f"{comm.peer_address} failed the handshake") from error
+
+    async def shake_hands(self, comm: FcsComm) -> None:
+        """Hear the client's first message, and answer it."""
+        comm.handshake_configuration({}, await comm.read())
+        await comm.write(comm.handshake_info())
 
 
 class FcsBackend(TCPBackend):
@@ -416,24 +422,30 @@ async def open_comm(address: str, seconds: float) -> FcsComm:
 def location_of(address: str) -> str:
     """Return ``host:port`` of a data-port address; `ConfigError` if it is not one."""
     scheme, separator, location = address.partition("://")
-    if scheme != SCHEME or not separator or not location.rpartition(":")[2].isdigit():
-        raise ConfigError(f"a data-port address is {SCHEME}://host:port, got {address!r}")
+    known = scheme in (SCHEME, TLS_SCHEME)
+    if not known or not separator or not location.rpartition(":")[2].isdigit():
+        raise ConfigError(f"a data-port address is {SCHEME}://host:port or {TLS_SCHEME}://, got {address!r}")
     return location
 
 
-def listen_address(host: str, port: int, *, insecure: bool = False) -> str:
-    """Return the address to listen on; `ConfigError` for other than loopback unless `insecure`."""
+def is_loopback(host: str) -> bool:
+    """Say whether what listens there is reached from this machine alone."""
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        loopback = False
-    if not (loopback or insecure):
+        return False
+
+
+def listen_address(host: str, port: int, *, insecure: bool = False, tls: bool = False) -> str:
+    """Return the address to listen on; `ConfigError` for other than loopback unless `tls` or `insecure`."""
+    if not (insecure or tls or is_loopback(host)):
         raise ConfigError(
             f"the data port would listen on {host}, where whoever reaches it can read and "
             "replace checkpoints; "
-            "use a loopback host, or say insecure (--insecure) if the network is trusted"
+            "give it TLS (fastcheck.data.tls-ca, tls-cert and tls-key), use a loopback host, or say insecure "
+            "(--insecure) if the network is trusted"
         )
     if not 0 <= port < 2**16:
         raise ConfigError(f"a port is 0 to 65535, got {port}")
     shown = f"[{host}]" if ":" in host else host
-    return f"{SCHEME}://{shown}:{port}"
+    return f"{TLS_SCHEME if tls else SCHEME}://{shown}:{port}"

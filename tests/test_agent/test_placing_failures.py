@@ -10,7 +10,7 @@ import pytest
 from fastcheck_dask.agent.placing import Placing
 from fastcheck_dask.config import settings
 from fastcheck_dask.coordination.base import NodeInfo
-from fastcheck_dask.errors import NodeFullError, NodeUnavailableError, TooFewNodesError
+from fastcheck_dask.errors import NodeFullError, NodeRefusedError, NodeUnavailableError, TooFewNodesError
 from fastcheck_dask.testing.fakes import FakeCoordinator
 
 NAMES = ("a", "b", "c")
@@ -72,5 +72,7 @@ def test_explicit_number_no_room_is_not_told_as_too_few_nodes(coordinator: FakeC
     full = NodeFullError("c", 100, 10)
     with pytest.raises(NodeFullError):
         names(placing, excluded={"c"}, cause=full)
+    with pytest.raises(NodeRefusedError):
+        asyncio.run(placing.choose(None, {"c"}, NodeRefusedError("c", "its data port speaks TLS")))
     with pytest.raises(TooFewNodesError):
         asyncio.run(placing.choose(None, {"c"}, NodeUnavailableError("c", "refused")))

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -59,11 +60,40 @@ def test_storage_all_options_reach_the_node(ran):
                 "metrics_port": 9400,
                 "insecure": True,
                 "service_of": master_of_nodes,
+                "config": {},
                 "drill_every": "never",
                 "repair_rate": "100 MB",
             },
         )
     ]
+
+
+def test_storage_files_for_tls_are_configuration_and_allow_any_host(ran, member):
+    files = {"ca": member.files.ca, "cert": member.files.cert, "key": member.files.key}
+    data = [part for name, file in files.items() for part in (f"--data-tls-{name}", file)]
+    control = ["--tls-ca-file", "a.pem", "--tls-cert", "b.pem", "--tls-key", "c.pem"]
+    arguments = [*GOOD, "--host", "0.0.0.0", "--scheduler", "tls://h:8786", *data, *control]
+    result = CliRunner().invoke(cli.main, ["storage", *arguments])
+    assert result.exit_code == 0, result.output
+    assert ran[0][1]["config"] == {
+        **{f"fastcheck.data.tls-{name}": file for name, file in files.items()},
+        "distributed.comm.tls.ca-file": "a.pem",
+        "distributed.comm.tls.worker.cert": "b.pem",
+        "distributed.comm.tls.client.cert": "b.pem",
+        "distributed.comm.tls.worker.key": "c.pem",
+        "distributed.comm.tls.client.key": "c.pem",
+    }
+
+
+def test_storage_with_tls_of_the_data_port_alone_keeps_pickles_on_loopback(ran, member):
+    with dask.config.set(
+        {f"fastcheck.data.tls-{n}": getattr(member.files, n) for n in ("ca", "cert", "key")}
+    ):
+        arguments = ["storage", *GOOD, "--host", "0.0.0.0"]
+        refused = CliRunner().invoke(cli.main, [*arguments, "--scheduler", "tcp://h:8786"])
+        assert "whoever reaches it can run code" in refused.stderr
+        assert not ran
+        assert CliRunner().invoke(cli.main, arguments).exit_code == 0
 
 
 def test_storage_without_name_takes_host_and_pid(ran):
@@ -97,6 +127,8 @@ def test_storage_without_name_takes_host_and_pid(ran):
         ([*GOOD, "--port", "70000"], "70000"),
         ([*GOOD, "--port", "x"], "--port"),
         ([*GOOD, "--host", "0.0.0.0"], "--insecure"),
+        ([*GOOD, "--data-tls-ca", "ca.pem"], "fastcheck.data.tls-cert and fastcheck.data.tls-key are not"),
+        ([*GOOD, "--tls-cert", "c.pem"], "--data-tls-cert"),
         ([*GOOD, "--scheduler", "nonsense"], "tcp://host:8786"),
         ([*GOOD, "--no-such-option"], "--no-such-option"),
         ([*GOOD, "surplus"], "surplus"),

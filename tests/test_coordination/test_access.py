@@ -5,8 +5,9 @@ import sys
 import dask
 import pytest
 
+from fastcheck_dask.certificates import Tls
 from fastcheck_dask.config import settings
-from fastcheck_dask.coordination.access import Access, Grant, Tls
+from fastcheck_dask.coordination.access import Access, Grant
 from fastcheck_dask.coordination.connect import connect, shown
 from fastcheck_dask.coordination.zookeeper.transport import acl_of, open_to_all
 from fastcheck_dask.errors import ConfigError

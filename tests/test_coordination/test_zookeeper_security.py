@@ -12,18 +12,17 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from fastcheck_dask import cli
+from fastcheck_dask.certificates import Tls
 from fastcheck_dask.coordination import Access, connect
-from fastcheck_dask.coordination.access import Grant, Tls
+from fastcheck_dask.coordination.access import Grant
 from fastcheck_dask.coordination.connect import zookeeper_place
 from fastcheck_dask.coordination.entries import Create
 from fastcheck_dask.coordination.zookeeper.protect import protect
 from fastcheck_dask.coordination.zookeeper.server import free_ports
-from fastcheck_dask.coordination.zookeeper.tls import check_files
 from fastcheck_dask.coordination.zookeeper.transport import acl_of
 from fastcheck_dask.errors import ConfigError, CoordinationError
 from fastcheck_dask.testing.zookeeper import (
     ENFORCE_DIGEST,
-    Certificates,
     ZooKeeperServer,
     sasl_options,
     tls_options,
@@ -31,17 +30,6 @@ from fastcheck_dask.testing.zookeeper import (
 
 SECRET = "s3cr3t"
 US = Access("digest", "me", SECRET)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory):
-    """Another CA."""
-    return Certificates(tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")
@@ -311,39 +299,3 @@ def test_tls_certificate_of_the_server_wrong_says_why(tmp_path, authority, acces
         pytest.raises(CoordinationError, match=f"certificate is refused.*{said}"),
     ):
         connect(f"zk://127.0.0.1:{port}/root", access=access(), timeout_seconds=3.0)
-
-
-def test_tls_files_wrong_are_named_before_anything_is_tried(tmp_path, authority, ours):
-    cert, key = map(str, ours)
-    old, old_key = map(str, authority.issue("old", days=0))
-    ca = str(authority.ca)
-    missing, garbage = str(tmp_path / "missing.pem"), str(tmp_path / "garbage.pem")
-    (tmp_path / "garbage.pem").write_text("nothing")
-    for tls, named, said in (
-        (Tls(missing), missing, "No such file"),
-        (Tls(garbage), garbage, "no certificate"),
-        (Tls(str(tmp_path)), str(tmp_path), "Is a directory"),
-        (Tls(ca, missing, key), missing, "No such file"),
-        (Tls(ca, cert, missing), missing, "No such file"),
-        (Tls(ca, key, cert), key, "swapped"),
-        (Tls(ca, cert, garbage), garbage, "PEM"),
-        (Tls(ca, cert, old_key), old_key, "belong together"),
-        (Tls(ca, old, old_key), old, "has expired"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check_files(tls)
-        assert named in str(caught.value)
-        assert said in str(caught.value)
-    check_files(Tls(ca))
-    check_files(Tls(ca, cert, key))
-
-
-def test_tls_certificate_of_another_authority_is_for_the_server_to_judge(stranger, ours):
-    check_files(Tls(str(stranger.ca), *map(str, ours)))
-
-
-def test_tls_key_encrypted_is_refused_and_asks_nobody(tmp_path, authority, ours):
-    key = tmp_path / "encrypted.pem"
-    authority._run("pkcs8", "-topk8", "-in", ours[1], "-out", key, "-passout", "pass:x")
-    with pytest.raises(ConfigError, match="encrypted"):
-        check_files(Tls(str(authority.ca), str(ours[0]), str(key)))

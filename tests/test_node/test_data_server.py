@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,24 @@ from fastcheck_dask.node.shard_store import ShardStore
 from fastcheck_dask.tiers import wire
 from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.wire_tls import DataTls, open_comm
 
 Use = Callable[[PeerClient], Coroutine[Any, Any, Any]]
 
 
+@pytest.fixture
+def serve(serve: Any, tls: DataTls | None) -> Any:
+    """Have every test run on a plain port, and on one with TLS."""
+    return partial(serve, tls=tls)
+
+
+def client_of(server: DataServer, **options: Any) -> PeerClient:
+    return PeerClient("node-1", server.address, tls=server._tls, **{"grace_seconds": 20.0, **options})
+
+
 def with_client(server: DataServer, use: Use, **options: Any) -> Any:
     async def main() -> Any:
-        client = PeerClient("node-1", server.address, **{"grace_seconds": 20.0, **options})
+        client = client_of(server, **options)
         try:
             return await use(client)
         finally:
@@ -250,7 +262,7 @@ def test_author_whose_last_connection_breaks_is_an_orphan(
         await client.begin(run, 1, token, shard=0, base=None, keys=["a"], reserve_bytes=10)
 
     async def main() -> None:
-        first, second = (PeerClient("node-1", server.address, grace_seconds=20) for _ in range(2))
+        first, second = (client_of(server) for _ in range(2))
         await begin(first, "t1")
         await begin(second, "t1")
         await begin(second, "t2", "other")
@@ -273,7 +285,7 @@ def test_two_live_jobs_with_one_run_id_are_told_apart(store: ShardStore, serve: 
     chunk, other = chunks.whole("a", chunks.bits(1)), chunks.whole("a", chunks.bits(2))
 
     async def use(older: PeerClient) -> None:
-        newer = PeerClient("node-1", server.address, grace_seconds=20)
+        newer = client_of(server)
         arguments: dict[str, Any] = {"shard": 0, "base": None, "keys": ["a"], "reserve_bytes": 0}
         manifest = {"digest": hashlib.sha256(b"{}").hexdigest(), "manifest": b"{}"}
         await older.begin("run", 1, "older", **arguments, order=1)
@@ -412,14 +424,14 @@ def test_node_at_work_says_so_and_answers_others(
     server = serve(store, lambda location: stuck)
 
     async def main() -> dict[str, Any]:
-        comm = await wire.open_comm(server.address, 10)
+        comm = await open_comm(server.address, 10, server._tls)
         run, generation, token = author.name
         request = {"op": "persist", "run": run, "generation": generation, "token": token}
         await comm.write({**request, "location": "x", "directory": "d", "keys": ["a"]})
         for _ in range(3):
             assert (await comm.read())["status"] == "working"
         assert stuck.reached.is_set()
-        client = PeerClient("node-1", server.address, grace_seconds=20)
+        client = client_of(server)
         assert (await client.ping())["name"] == "node-1"
         await client.close()
         stuck.go_on.set()
@@ -467,7 +479,8 @@ def test_garbage_costs_its_connection_only(store: ShardStore, serve: Any) -> Non
     with closing(socket.create_connection((host, int(port)), timeout=10)) as peer:
         peer.sendall(b"\x80\x05garbage" * 10)
         with suppress(ConnectionResetError):
-            assert peer.recv(1) == b""
+            # Over TLS an alert, and no more.
+            assert server._tls or peer.recv(1) == b""
 
     async def use(client: PeerClient) -> None:
         assert (await client.ping())["used_bytes"] == 0
@@ -483,7 +496,7 @@ def test_connection_too_many_is_dropped(
 
     async def use(client: PeerClient) -> None:
         await client.ping()
-        second = PeerClient("node-1", server.address)
+        second = client_of(server, grace_seconds=2.0)
         with pytest.raises(NodeUnavailableError):
             await second.ping()
         await client.ping()
@@ -497,9 +510,13 @@ def test_server_on_a_port_in_use_raises(store: ShardStore, serve: Any) -> None:
         DataServer(store, open_store, port=port).start()
 
 
-def test_server_on_other_than_loopback_needs_insecure(store: ShardStore) -> None:
-    with pytest.raises(ConfigError, match="insecure"):
+def test_server_on_other_than_loopback_needs_tls_or_insecure(store: ShardStore, member: DataTls) -> None:
+    with pytest.raises(ConfigError, match=r"fastcheck.data.tls-ca.*insecure"):
         DataServer(store, open_store, host="0.0.0.0")
+    server = DataServer(store, open_store, host="0.0.0.0", tls=member)
+    server.start()
+    server.close()
+    assert server.address.startswith("fcss://")
 
 
 def test_closed_server_leaves_no_thread_and_refuses(store: ShardStore, serve: Any) -> None:

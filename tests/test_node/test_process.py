@@ -29,9 +29,11 @@ from fastcheck_dask.coordination.base import NodeInfo
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.lives import read_lives
 from fastcheck_dask.errors import CoordinationError, NodeUnavailableError
+from fastcheck_dask.manager.scheduler import coordinator_of
 from fastcheck_dask.node import process as node_process
 from fastcheck_dask.node.process import storage
 from fastcheck_dask.tiers.peer import PeerClient
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 _SECONDS = 60.0
 _NODE = """
@@ -107,7 +109,7 @@ class Node(Process):
         super().__init__("-c", _NODE, json.dumps(settings), cwd=tmp_path)
 
     def address(self) -> str:
-        return self.wait_for("data fcs://").split()[-1]
+        return self.wait_for("data fcs").split()[-1]
 
 
 @pytest.fixture
@@ -405,3 +407,72 @@ def test_interrupted_node_exits_cleanly(start_node: Any) -> None:
     node.child.send_signal(signal.SIGINT)
     assert "Traceback" not in node.output()
     assert node.child.returncode == 0
+
+
+# TLS
+
+
+@pytest.fixture
+def tls_config(member: DataTls) -> dict[str, Any]:
+    """Return the configuration of a node with TLS of its data port and to its scheduler."""
+    files = member.files
+    roles = {f"distributed.comm.tls.{role}" for role in ("worker", "client")}
+    return {
+        "distributed.comm.tls.ca-file": files.ca,
+        **{f"{role}.cert": files.cert for role in roles},
+        **{f"{role}.key": files.key for role in roles},
+        "fastcheck.data.tls-ca": files.ca,
+        "fastcheck.data.tls-cert": files.cert,
+        "fastcheck.data.tls-key": files.key,
+    }
+
+
+@pytest.fixture
+def secure_scheduler(start: Any, tmp_path: Path, member: DataTls) -> str:
+    """Return the address of a scheduler with TLS."""
+    files = member.files
+    options = ["--tls-ca-file", files.ca, "--tls-cert", files.cert, "--tls-key", files.key]
+    arguments = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--no-dashboard"]
+    process = start(Process, *arguments, "--port", "0", *options, cwd=tmp_path)
+    return str(process.wait_for("Scheduler at:").split()[-1])
+
+
+def test_node_with_tls_registers_with_a_scheduler_with_tls(
+    start_node: Any, secure_scheduler: str, tls_config: dict[str, Any]
+) -> None:
+    node = start_node(scheduler=secure_scheduler, config=tls_config, host="0.0.0.0")
+    assert node.address().startswith("fcss://")
+    with dask.config.set(tls_config):
+        assert coordinator_of(secure_scheduler, 30.0)
+
+
+@pytest.mark.parametrize("spoken", ["tcp", "tls"])
+def test_node_with_the_wrong_scheme_of_its_scheduler_says_which_is_right_once(
+    start_node: Any, start_scheduler: Any, secure_scheduler: str, tls_config: dict[str, Any], spoken: str
+) -> None:
+    if spoken == "tls":
+        wrong, right = secure_scheduler.replace("tls://", "tcp://"), secure_scheduler
+    else:
+        port = free_port()
+        start_scheduler(port)
+        wrong, right = f"tls://127.0.0.1:{port}", f"tcp://127.0.0.1:{port}"
+    node = start_node(scheduler=wrong, config=tls_config)
+    node.address()
+    assert f"its address is {right}, not " in node.wait_for("has no Dask worker")
+    node.child.send_signal(signal.SIGTERM)
+    assert node.output().count("has no Dask worker") == 1
+
+
+def test_node_with_wrong_tls_files_exits_with_the_reason(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, tls_config: dict[str, Any]
+) -> None:
+    url = f"sqlite:///{tmp_path}/c.db"
+    for changed, scheduler, reason in (
+        ({"fastcheck.data.tls-key": None}, None, "fastcheck.data.tls-key is not given"),
+        ({"fastcheck.data.tls-cert": "/none.pem"}, None, "/none.pem (fastcheck.data.tls-cert) cannot be"),
+        ({"distributed.comm.tls.worker.cert": None}, "tls://127.0.0.1:1", "--tls-ca-file"),
+        ({}, "tcp://127.0.0.1:1", "the Dask worker would listen on 0.0.0.0 without TLS"),
+    ):
+        config, host = tls_config | changed, "127.0.0.1" if changed else "0.0.0.0"
+        assert storage(scheduler, url, memory_bytes=1, name="node-1", host=host, config=config) == 1
+        assert reason in capfd.readouterr().err

@@ -15,14 +15,28 @@ from fastcheck_dask.errors import ClosedError, ConfigError, NodeUnavailableError
 from fastcheck_dask.tiers.descriptors import Descriptor
 from fastcheck_dask.tiers.pacing import PIECE_BYTES, Pacer
 from fastcheck_dask.tiers.peer import PeerClient
-from fastcheck_dask.tiers.wire import FcsComm, pack
+from fastcheck_dask.tiers.wire import FcsComm, listen_address, pack
+from fastcheck_dask.tiers.wire_tls import DataTls
 
 Answer = Callable[[FcsComm, dict[str, Any]], Awaitable[None]]
 DESCRIPTOR = Descriptor("k", "float32", 4, "0" * 32, 0, 3)
 
 
+#: TLS of the ports and clients of the test.
+PORT: dict[str, DataTls | None] = {"tls": None}
+
+
+@pytest.fixture(autouse=True)
+def port(tls: DataTls | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PORT, "tls", tls)
+
+
+def client_of(address: str, **options: Any) -> PeerClient:
+    return PeerClient("node-1", address, tls=PORT["tls"], **options)
+
+
 @asynccontextmanager
-async def node(answer: Answer, address: str = "fcs://127.0.0.1:0", **options: Any) -> AsyncIterator[Any]:
+async def node(answer: Answer, address: str | None = None, **options: Any) -> AsyncIterator[Any]:
     """Serve with `answer`, and give a client of it."""
     comms: list[FcsComm] = []
 
@@ -34,8 +48,9 @@ async def node(answer: Answer, address: str = "fcs://127.0.0.1:0", **options: An
         except CommClosedError:
             comm.abort()
 
-    listener = await listen(address, handle)
-    client = PeerClient("node-1", listener.contact_address, **options)
+    tls = PORT["tls"]
+    listener = await listen(address or listen_address("127.0.0.1", 0, tls=tls is not None), handle, tls=tls)
+    client = client_of(listener.contact_address, **options)
     try:
         yield client
     finally:
@@ -88,9 +103,10 @@ def test_node_that_hangs_in_the_middle_of_a_large_message_is_noticed_after_the_g
             comm.abort()
 
     async def main() -> None:
-        listener = await listen("fcs://127.0.0.1:0", hangs)
-        client = PeerClient(
-            "node-1", listener.contact_address, grace_seconds=0.2, floor_bytes_per_second=2 * PIECE_BYTES
+        tls = PORT["tls"]
+        listener = await listen(listen_address("127.0.0.1", 0, tls=tls is not None), hangs, tls=tls)
+        client = client_of(
+            listener.contact_address, grace_seconds=0.2, floor_bytes_per_second=2 * PIECE_BYTES
         )
         try:
             with pytest.raises(NodeUnavailableError, match=f"of {size:,} bytes crossed in time"):
@@ -147,7 +163,7 @@ def test_refused_connection_fails_at_once() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         with pytest.raises(NodeUnavailableError, match="refused"):
-            await PeerClient("node-1", address, connect_seconds=30).ping()
+            await client_of(address, connect_seconds=30).ping()
         return loop.time() - began
 
     assert asyncio.run(main()) < 5
@@ -168,7 +184,7 @@ def test_node_that_closes_midway_is_unavailable() -> None:
 def test_client_outlives_a_restart_of_its_node() -> None:
     async def main() -> None:
         async with node(ok) as first:
-            client = PeerClient("node-1", first.address)
+            client = client_of(first.address)
             await client.ping()
         async with node(ok, client.address):
             await client.ping()
@@ -203,21 +219,23 @@ def test_two_requests_run_at_once_and_a_third_waits() -> None:
 
 def test_cancelled_request_frees_its_place() -> None:
     async def main() -> None:
-        first = True
+        arrived, quiet = asyncio.Event(), True
 
         async def answer(comm: FcsComm, request: dict[str, Any]) -> None:
-            nonlocal first
-            if first:
-                first = False
+            if quiet:
+                arrived.set()
                 await silence(comm, request)
             await ok(comm, request)
 
         async with node(answer, grace_seconds=20) as client:
             for _ in range(3):
-                first = True
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await client.ping()
+                arrived.clear()
+                request = asyncio.create_task(client.ping())
+                await arrived.wait()
+                request.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await request
+            quiet = False
             await client.ping()
 
     asyncio.run(main())

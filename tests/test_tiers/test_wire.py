@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from fastcheck_dask.errors import ConfigError, CorruptDataError, FastCheckError, TierError, UnknownFormatError
 from fastcheck_dask.tiers import wire
+from fastcheck_dask.tiers.wire_tls import DataTls, open_comm
 
 _FIXED = "<4sHHIIIQ"
 
@@ -34,8 +36,10 @@ async def _echo(comm: Comm) -> None:
 
 
 @asynccontextmanager
-async def serving(handle: Callable[[Comm], Awaitable[None]] = _echo) -> AsyncIterator[str]:
-    listener = await listen("fcs://127.0.0.1:0", handle)
+async def serving(
+    handle: Callable[[Comm], Awaitable[None]] = _echo, tls: DataTls | None = None
+) -> AsyncIterator[str]:
+    listener = await listen(wire.listen_address("127.0.0.1", 0, tls=tls is not None), handle, tls=tls)
     try:
         yield listener.contact_address
     finally:
@@ -43,16 +47,16 @@ async def serving(handle: Callable[[Comm], Awaitable[None]] = _echo) -> AsyncIte
 
 
 @asynccontextmanager
-async def opened(address: str) -> AsyncIterator[wire.FcsComm]:
-    comm = await wire.open_comm(address, 5)
+async def opened(address: str, tls: DataTls | None = None) -> AsyncIterator[wire.FcsComm]:
+    comm = await open_comm(address, 5, tls)
     try:
         yield comm
     finally:
         comm.abort()
 
 
-async def echoed(address: str, message: dict[str, Any]) -> dict[str, Any]:
-    async with opened(address) as comm:
+async def echoed(address: str, message: dict[str, Any], tls: DataTls | None = None) -> dict[str, Any]:
+    async with opened(address, tls) as comm:
         await comm.write(message)
         return await comm.read()
 
@@ -77,14 +81,14 @@ HELLO = raw_message(msgpack.packb([[], {"protocol": "fcs", "version": 1}]))
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 0, 7], [100_000, 3], [wire.FRAME_BYTES * 2 + 5, 1]])
-def test_message_with_buffers_comes_back_in_arrays_of_its_own(sizes: list[int]) -> None:
+def test_message_with_buffers_comes_back_in_arrays_of_its_own(sizes: list[int], tls: DataTls | None) -> None:
     buffers = [np.random.default_rng(n).integers(0, 256, n, dtype=np.uint8) for n in sizes]
     for buffer in buffers:
         buffer.flags.writeable = False
 
     async def main() -> dict[str, Any]:
-        async with serving() as address:
-            return await echoed(address, {"op": "x", "n": 2**63, "frames": buffers})
+        async with serving(tls=tls) as address:
+            return await echoed(address, {"op": "x", "n": 2**63, "frames": buffers}, tls)
 
     got = asyncio.run(main())
     frames = got.pop("frames")
@@ -127,9 +131,9 @@ def test_message_with_value_that_is_not_plain_is_not_sent(value: object) -> None
         wire.pack({"x": value})
 
 
-def test_message_over_the_limit_is_refused_and_the_connection_stays() -> None:
+def test_message_over_the_limit_is_refused_and_the_connection_stays(tls: DataTls | None) -> None:
     async def main() -> None:
-        async with serving() as address, opened(address) as comm:
+        async with serving(tls=tls) as address, opened(address, tls) as comm:
             comm.limits = wire.Limits(message_bytes=100)
             with pytest.raises(TierError, match="101 bytes of payload"):
                 await comm.write({"frames": [bytes(101)]})
@@ -176,26 +180,27 @@ REFUSED = {
 @pytest.mark.parametrize("after_handshake", [False, True])
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
 def test_peer_that_breaks_the_protocol_is_dropped_and_the_server_lives(
-    data: bytes, after_handshake: bool
+    data: bytes, after_handshake: bool, tls: DataTls | None
 ) -> None:
     def attack(address: str) -> bytes:
         host, port = wire.location_of(address).split(":")
-        with closing(socket.create_connection((host, int(port)), timeout=10)) as peer:
-            got = b""
+        plain = socket.create_connection((host, int(port)), timeout=10)
+        with closing(plain if tls is None else tls.client.wrap_socket(plain)) as peer:
             if after_handshake:
                 peer.sendall(HELLO)
-                got = peer.recv(65536)
-                assert got.startswith(b"FCSW")
+            if after_handshake or tls is not None:
+                # Over TLS the server speaks first, to members.
+                assert peer.recv(65536).startswith(b"FCSW")
             peer.sendall(data)
             try:
                 return peer.recv(65536)
-            except ConnectionResetError:
+            except (ConnectionResetError, ssl.SSLEOFError):
                 return b""
 
     async def main() -> None:
-        async with serving() as address:
+        async with serving(tls=tls) as address:
             assert await asyncio.to_thread(attack, address) == b""
-            assert (await echoed(address, {"still": "here"}))["still"] == "here"
+            assert (await echoed(address, {"still": "here"}, tls))["still"] == "here"
 
     asyncio.run(main())
 
@@ -224,7 +229,7 @@ def test_pickle_in_a_stock_handshake_is_not_run(tmp_path: Path) -> None:
     assert not exploded.exists()
 
 
-def test_silent_peer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peer_is_dropped(monkeypatch: pytest.MonkeyPatch, tls: DataTls | None) -> None:
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.05)
 
     def wait_for_the_end(address: str) -> bytes:
@@ -233,7 +238,7 @@ def test_silent_peer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             return peer.recv(1)
 
     async def main() -> None:
-        async with serving() as address:
+        async with serving(tls=tls) as address:
             assert await asyncio.to_thread(wait_for_the_end, address) == b""
 
     asyncio.run(main())
@@ -275,9 +280,9 @@ def test_open_comm_to_foreign_server_raises() -> None:
     asyncio.run(main())
 
 
-def test_cancelled_read_closes_the_connection() -> None:
+def test_cancelled_read_closes_the_connection(tls: DataTls | None) -> None:
     async def main() -> None:
-        async with serving() as address, opened(address) as comm:
+        async with serving(tls=tls) as address, opened(address, tls) as comm:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await comm.read()
@@ -288,7 +293,7 @@ def test_cancelled_read_closes_the_connection() -> None:
     asyncio.run(main())
 
 
-def test_counters_agree_on_both_ends() -> None:
+def test_counters_agree_on_both_ends(tls: DataTls | None) -> None:
     seen: list[tuple[int, int]] = []
 
     async def once(comm: Comm) -> None:
@@ -298,7 +303,7 @@ def test_counters_agree_on_both_ends() -> None:
         comm.abort()
 
     async def main() -> tuple[int, int]:
-        async with serving(once) as address, opened(address) as comm:
+        async with serving(once, tls) as address, opened(address, tls) as comm:
             await comm.write({"frames": [bytes(200_000)]})
             await comm.read()
             return comm.received_bytes, comm.sent_bytes
@@ -317,6 +322,7 @@ def test_listen_address_other_host_needs_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="insecure"):
         wire.listen_address(host, 0)
     assert wire.listen_address(host, 7, insecure=True).endswith(":7")
+    assert wire.listen_address(host, 7, tls=True).startswith("fcss://")
 
 
 @pytest.mark.parametrize("address", ["tcp://h:1", "h:1", "fcs://h", "fcs:h:1", ""])

@@ -11,8 +11,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth
 from kazoo.security import ACL, Id, Permissions, make_acl, make_digest_acl
 
-from fastcheck_dask.coordination.access import Access, Grant, Tls
-from fastcheck_dask.coordination.zookeeper.tls import check_files, client_context
+from fastcheck_dask.certificates import Tls, check_files, client_context
+from fastcheck_dask.coordination.access import Access, Grant
 from fastcheck_dask.errors import ConfigError
 
 #: Kazoo's own pauses grow so long that after an outage of 30 s it came back 12 s late.

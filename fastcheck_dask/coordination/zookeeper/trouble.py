@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
-import ssl
 from typing import Final
 
+from fastcheck_dask.certificates import answers_tls
 from fastcheck_dask.coordination.access import Access
 
-#: How long the question may take whether a port speaks TLS.
-_PROBE_SECONDS: Final = 1.0
 _REASON: Final = re.compile(r"(?:certificate verify failed:|\b alert) (.*?)\.? \(_ssl", re.IGNORECASE)
 #: How a server that speaks no TLS answers the beginning of a handshake.
 _NO_TLS: Final = ("eof occurred", "wrong_version_number", "record_layer", "reset by peer", "broken pipe")
@@ -56,23 +53,8 @@ def refused(access: Access) -> str:
 
 def speaks_tls(hosts: str) -> bool:
     """Ask the servers whether one of them answers to TLS; blocks for a second each at most."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return any(_answers(server, context) for server in hosts.split(","))
-
-
-def _answers(server: str, context: ssl.SSLContext) -> bool:
-    host, _, port = server.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as plain:
-            context.wrap_socket(plain).close()
-    except ssl.SSLError as error:
-        # It wants a certificate of us, and says so in TLS.
-        return "ALERT" in (error.reason or "")
-    except OSError:
-        return False
-    return True
+    servers = (server.rpartition(":") for server in hosts.split(","))
+    return any(answers_tls(host.strip("[]"), int(port)) for host, _, port in servers)
 
 
 def _reason(trouble: str) -> str:
