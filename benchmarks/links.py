@@ -37,7 +37,7 @@ NODES = 4
 HOST_FACTOR = 3
 ROUNDS = 3
 #: At the rate of a node, seconds that a shard takes.
-SHARD_SECONDS = 2.0
+SHARD_SECONDS = 3.0
 
 
 def inside(folder: Path, coordinator: str, node_mbit: int) -> dict[str, object]:
@@ -85,7 +85,7 @@ def _rates(
         assert report.source == "peers"
         assert all(np.array_equal(loaded[name], state[name]) for name in state)
         found[kind].append(report.received_bytes / report.seconds)
-        shutil.rmtree(elsewhere)
+        shutil.rmtree(elsewhere, ignore_errors=True)
     return found
 
 
