@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from fastcheck_dask.clock import Deadline
+from fastcheck_dask.clock import Deadline, boot_seconds
 from fastcheck_dask.coordination.changes import (
     check_changes,
     check_path,
@@ -24,6 +24,8 @@ from fastcheck_dask.errors import ClosedError, CoordinationError
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.05
+#: A watch looks into a file that did not change no more often: a process that died changes nothing.
+_LOOK_SECONDS: Final = 0.25
 
 
 class SqliteEntries:
@@ -97,6 +99,9 @@ class SqliteWatch:
     def __init__(self, session: FileSession) -> None:
         self._session = session
         self._closing = threading.Event()
+        #: Of the file, before it was looked into; and when that is due again, whatever the file is like.
+        self._state: tuple[object, ...] = ()
+        self._due = 0.0
         #: The number of changes and the session's name; None when what is there now is not known to follow.
         self._seen: tuple[int, str] | None = self._look()
 
@@ -118,6 +123,8 @@ class SqliteWatch:
 
     def _told(self) -> bool:
         try:
+            if self._is_as_it_was():
+                return False
             found = self._look()
         except CoordinationError as error:
             logger.debug("changes of entries cannot be watched now: %s", error)
@@ -132,9 +139,21 @@ class SqliteWatch:
         told, self._seen = found != self._seen, found
         return told
 
+    def _is_as_it_was(self) -> bool:
+        """Say whether there is no need to look: the file is as it was, and that was a moment ago."""
+        self._session.check_usable()
+        return (
+            self._seen is not None
+            and self._seen[1] == self._session.name
+            and boot_seconds() < self._due
+            and self._session.file.state() == self._state
+        )
+
     def _look(self) -> tuple[int, str]:
         self._session.check_usable()
         file = self._session.file
+        # Before: what changes while this looks is looked at once more.
+        self._state, self._due = file.state(), boot_seconds() + _LOOK_SECONDS
         with file.transaction(write=False) as connection:
             over = expirable(connection)
             count = _count(connection)
