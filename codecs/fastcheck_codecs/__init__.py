@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcheck_codecs.bitops import checksum
+from fastcheck_codecs.bitops import Checksum, checksum
 from fastcheck_codecs.choice import delta_is_smaller
 from fastcheck_codecs.errors import CodecError
 from fastcheck_codecs.header import Summary, is_delta, is_identity, max_encoded_nbytes, raw_nbytes, summary
@@ -13,6 +13,7 @@ from fastcheck_codecs.raw import RawRoom, raw_parts
 from fastcheck_codecs.xor_delta import XorDelta
 
 __all__ = [
+    "Checksum",
     "CodecError",
     "PrefixIndex",
     "RawRoom",

@@ -24,7 +24,7 @@ from fastcheck_codecs.header import (
 )
 
 
-def raw_parts(raw: Any, *, dtype: str) -> tuple[Bytes, Bytes, Bytes]:
+def raw_parts(raw: Any, *, dtype: str, crc: int | None = None) -> tuple[Bytes, Bytes, Bytes]:
     """Make a full payload without copying the bits.
 
     Parameters
@@ -33,6 +33,8 @@ def raw_parts(raw: Any, *, dtype: str) -> tuple[Bytes, Bytes, Bytes]:
         Contiguous, of any dtype.
     dtype : str
         True dtype of the data, for the header.
+    crc : int, optional
+        The crc32c of the bits, if the caller knows it.
 
     Returns
     -------
@@ -41,7 +43,7 @@ def raw_parts(raw: Any, *, dtype: str) -> tuple[Bytes, Bytes, Bytes]:
 
     Notes
     -----
-    Reads the bits once, for their checksum.
+    Reads the bits once, for their checksum, unless that is given.
     """
     bits = as_bytes(raw)
     width = dtypes.by_name(dtype).word_nbytes
@@ -52,7 +54,7 @@ def raw_parts(raw: Any, *, dtype: str) -> tuple[Bytes, Bytes, Bytes]:
         word_type=dtypes.by_name(dtype),
         prefix_bits=0,
         raw_nbytes=bits.size,
-        raw_crc=checksum(bits),
+        raw_crc=checksum(bits) if crc is None else crc,
         base_crc=0,
         tail=bits[body:].tobytes(),
         entries=_entries(body),

@@ -219,7 +219,7 @@ class SaveService:
         started = time.monotonic()
         slot = self._slots[number]
         try:
-            snapshot = parse(slot.path, slot.read_draft())
+            snapshot = replace(parse(slot.path, slot.read_draft()), opened=slot)
             saved = await self._save(snapshot, slot)
             self._newest_written = saved.record.generation
             self._lease.note(saved.record)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from fastcheck_codecs import PrefixIndex, XorDelta, checksum, delta_is_smaller, encode_raw_into
+from fastcheck_codecs import Checksum, PrefixIndex, XorDelta, checksum, delta_is_smaller, encode_raw_into
 
 from fastcheck_dask.engine.plan import Piece, parity_dtype
 from fastcheck_dask.layout.casts import is_cast
@@ -24,6 +24,8 @@ Region = Callable[[str], Bits]
 
 #: Chunks up to this size are not worth a sample: they go as deltas when they have a base.
 _SAMPLE_FROM = 16 * 1024
+#: Bytes that all passes of `look` go over before the next ones; a multiple of every word.
+_LOOK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,33 @@ class Payload:
 def digest(bits: Bits) -> str:
     """Return the digest of raw bits, as manifests carry it."""
     return xxhash.xxh3_128_hexdigest(bits)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all passes over raw bits give."""
+
+    #: xxh3_128, hex.
+    digest: str
+    #: Of the raw bits, as the header of a payload carries it.
+    crc32c: int
+    nonfinite: bool
+
+
+def look(bits: Bits, dtype: str) -> Look:
+    """Take the checksums of raw bits, and look for a NaN or an infinity, block by block.
+
+    Notes
+    -----
+    Each block comes from memory once, and lies in the cache for the other passes.
+    """
+    hasher, crc, nonfinite = xxhash.xxh3_128(), Checksum(), False
+    for start in range(0, bits.size, _LOOK_BYTES):
+        block = bits[start : start + _LOOK_BYTES]
+        hasher.update(block)
+        crc.update(block)
+        nonfinite = nonfinite or has_nonfinite(block, dtype)
+    return Look(hasher.hexdigest(), crc.value, nonfinite)
 
 
 def check_cast(slot: Bits, *, source: Piece, narrow: Piece, dtype: str) -> str | None:

@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from fastcheck_codecs import is_delta, raw_parts
 
 from fastcheck_dask.engine.compression import Meter
-from fastcheck_dask.engine.encode import digest
+from fastcheck_dask.engine.encode import look
 from fastcheck_dask.engine.plan import batches_of, jobs_for_objects
 from fastcheck_dask.engine.planning import Planned
 from fastcheck_dask.engine.save import Base, Snapshot
 from fastcheck_dask.engine.sending import JOB_BYTES, EncodedChunk, Encoder, in_thread, send_jobs, together
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
-from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.pacing import Pacer
 from fastcheck_dask.tiers.store import Parts, flat_view
 
-#: Raw bytes that one thread writes at a time, and how many do: while some wait for the disk others write.
+#: Raw bytes that a thread writes before it waits for the disk, at least and at most; and how many threads do.
+#: While one waits the others use the cores; more would only take the cache from each other.
 _RAW_BYTES = 8 * 2**20
-_RAW_WRITERS = 6
+_RAW_BYTES_LIMIT = 64 * 2**20
+_RAW_WRITERS = min(6, 1 + len(os.sched_getaffinity(0)))
+#: The same for what goes over a network: it is held back in small pieces, and some wait while others send.
+_SENT_BYTES = 8 * 2**20
+_SENDERS = 6
 
 
 @dataclass(frozen=True)
 class ChunkWriter:
-    """Writes chunks to a location, each when its turn comes."""
+    """Writes chunks to a location, when their turn comes."""
 
     folder: CheckpointFolder
     #: Holds them back; None where nothing does.
     pacer: Pacer | None = None
 
-    async def write(self, directory: str, key: str, parts: Parts) -> None:
-        """Write one chunk; when this returns or raises, its memory is not used any more."""
-        if self.pacer is not None:
-            await self.pacer.turn().wait(sum(flat_view(part).nbytes for part in parts))
+    async def write(self, directory: str, chunks: Iterable[tuple[str, Parts]]) -> None:
+        """Write chunks; when this returns or raises, their memory is not used any more.
+
+        They are made by a thread: where nothing holds them back each is written as soon as it is made.
+        """
+        if self.pacer is None:
+            await in_thread(self.folder.write_chunks, directory, chunks)
+        else:
+            made: list[tuple[str, Parts]] = await in_thread(list, chunks)
+            await together(self._write_paced(self.pacer, directory, *chunk) for chunk in made)
+
+    async def _write_paced(self, pacer: Pacer, directory: str, key: str, parts: Parts) -> None:
+        await pacer.turn().wait(sum(flat_view(part).nbytes for part in parts))
         await in_thread(self.folder.write_chunk, directory, key, parts)
 
 
@@ -125,31 +139,51 @@ async def write_raw(
     written: Written,
 ) -> None:
     """Write the chunks from where they lie in the slot: no encoder, and no copy. See `write_encoded`."""
-    # Mapped for this save only, and all at once: page by page it would take longer than the digests.
-    data = await asyncio.to_thread(lambda: Slot(snapshot.slot).data)
+    data = await asyncio.to_thread(lambda: (snapshot.opened or Slot(snapshot.slot)).data)
     content = snapshot.content
-    batches = batches_of(content.chunks, lambda key: content.chunks[key].nbytes, budget_bytes=_RAW_BYTES)
 
-    def prepare(keys: list[str]) -> tuple[list[tuple[str, Parts]], float]:
-        started = time.perf_counter()
-        chunks: list[tuple[str, Parts]] = []
+    def made(keys: list[str], done: _Done) -> Iterator[tuple[str, Parts]]:
         for key in keys:
+            started = time.perf_counter()
             at, nbytes = content.piece(key)
             bits, dtype = data[at : at + nbytes], codec_dtype(content.chunks[key].dtype)
-            written.digests[key] = digest(bits)
-            if has_nonfinite(bits, dtype):
+            found = look(bits, dtype)
+            written.digests[key] = found.digest
+            if found.nonfinite:
                 written.nonfinite.add(key)
-            if not elsewhere(key, written.digests[key]):
-                chunks.append((key, raw_parts(bits, dtype=dtype)))
-        return chunks, time.perf_counter() - started
+            parts = raw_parts(bits, dtype=dtype, crc=found.crc32c)
+            done.raw_bytes += nbytes
+            done.seconds += time.perf_counter() - started
+            if not elsewhere(key, found.digest):
+                done.sent_bytes += sum(part.nbytes for part in parts)
+                yield key, parts
+
+    sizes = {key: content.chunks[key].nbytes for key in content.chunks}
+    lanes, turn_bytes = _SENDERS, _SENT_BYTES
+    if writer.pacer is None:
+        lanes, turn_bytes = _RAW_WRITERS, sum(sizes.values()) // _RAW_WRITERS
+        turn_bytes = min(max(turn_bytes, _RAW_BYTES), _RAW_BYTES_LIMIT)
+    batches = batches_of(sizes, sizes.__getitem__, budget_bytes=turn_bytes)
 
     async def lane() -> None:
         for keys in batches:
-            chunks, seconds = await in_thread(prepare, keys)
-            written.meter.encoded(sum(content.chunks[key].nbytes for key in keys), seconds)
-            await write_chunks(writer, directory, chunks, written.meter)
+            done = _Done()
+            with written.meter.sending(0):
+                await writer.write(directory, made(keys, done))
+            written.meter.sent_bytes += done.sent_bytes
+            written.meter.encoded(done.raw_bytes, done.seconds)
 
-    await together(lane() for _ in range(_RAW_WRITERS))
+    await together(lane() for _ in range(lanes))
+
+
+@dataclass
+class _Done:
+    """What a thread did in its turn."""
+
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+    #: Without the writing.
+    seconds: float = 0.0
 
 
 async def write_chunks(
@@ -157,4 +191,4 @@ async def write_chunks(
 ) -> None:
     """Write chunks at once; when this returns or raises, their memory is not used any more."""
     with meter.sending(sum(flat_view(part).nbytes for _, parts in chunks for part in parts)):
-        await together(writer.write(directory, key, parts) for key, parts in chunks)
+        await writer.write(directory, chunks)

@@ -374,7 +374,7 @@ class Persister:
         written, manifest = 0, work.manifest
         try:
             async for chunk, payload in rebuilt(manifest, keys, record=work.record, client=self._client):
-                await work.writer.write(work.directory, chunk.key, (payload,))
+                await work.writer.write(work.directory, [(chunk.key, (payload,))])
                 written += payload.nbytes
         except UnrecoverableError as error:
             raise TierError(

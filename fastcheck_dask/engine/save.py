@@ -36,6 +36,7 @@ from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
 from fastcheck_dask.layout.notes import Notes
 from fastcheck_dask.layout.stripes import Layout
 from fastcheck_dask.placement.policy import Choice
+from fastcheck_dask.tiers.local import Slot
 from fastcheck_dask.tiers.peer import PeerClient
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class Snapshot:
     derived_digests: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: What the user said of it.
     metrics: Mapping[str, float] = field(default_factory=dict)
+    #: The slot, if this process keeps it mapped.
+    opened: Slot | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

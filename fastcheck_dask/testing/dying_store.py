@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastcheck_dask.errors import TierError
-from fastcheck_dask.tiers.store import ObjectStore
+from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload, write_at_once
 
 #: The methods that change something.
 CHANGES = frozenset(("write", "create", "delete", "delete_tree", "sync"))
@@ -54,6 +54,10 @@ class DyingStore:
     def __init__(self, store: ObjectStore, death: Death) -> None:
         self._store, self._death = store, death
         self.location = store.location
+
+    def write_all(self, files: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """See `ObjectStore`; each of them is a change of its own."""
+        write_at_once(self.write, files)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of the other store; if it changes something, with the death around it."""

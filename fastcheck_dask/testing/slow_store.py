@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload, flat_views
+from fastcheck_dask.tiers.store import ObjectStore, Parts, Payload, flat_views, write_at_once
 
 
 class Throttle:
@@ -55,6 +55,10 @@ class SlowStore:
         """See `ObjectStore`."""
         self._throttle.take(sum(view.nbytes for view in flat_views(data)))
         self._store.write(path, data)
+
+    def write_all(self, files: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """See `ObjectStore`."""
+        write_at_once(self.write, files)
 
     def read(self, path: str) -> bytes:
         """See `ObjectStore`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -57,8 +56,6 @@ logger = logging.getLogger(__name__)
 COMMITS = f"{PRIVATE}/commits"
 _REMOVALS = f"{PRIVATE}/removals"
 _SUFFIX = ".json"
-#: Documents that are written at once: they are small, and all but nothing beside the wait for the disk.
-_WRITERS = 16
 #: A marker has some hundred bytes.
 _MARKER_LIMIT_BYTES = 64 * 2**10
 
@@ -102,6 +99,10 @@ class CheckpointFolder:
         """Write one encoded chunk of a checkpoint that is not committed yet."""
         self.store.write(f"{directory}/{key}", payload)
 
+    def write_chunks(self, directory: str, chunks: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """Write several, as `ObjectStore.write_all` does."""
+        self.store.write_all((f"{directory}/{key}", payload) for key, payload in chunks)
+
     def write_metadata(self, manifest: Manifest, *, needs: Needs = WHOLE) -> None:
         """Write all but the root group's document and the marker: other documents, inline arrays, manifest.
 
@@ -118,20 +119,16 @@ class CheckpointFolder:
         if present is not None:
             self._same(present, CommitMarker.of(manifest, data, needs=needs))
             return
-        self._write_documents(manifest, needs)
-        self.store.write(manifest_path(directory_name(manifest.generation, manifest.tag)), data)
+        path = manifest_path(directory_name(manifest.generation, manifest.tag))
+        self.store.write_all([*self._documents(manifest, needs), (path, data)])
 
-    def _write_documents(self, manifest: Manifest, needs: Needs) -> None:
-        """Write the documents below the root group's, and the inline arrays."""
+    def _documents(self, manifest: Manifest, needs: Needs) -> list[tuple[str, bytes]]:
+        """Return the documents below the root group's, and the inline arrays, with their paths."""
         directory = directory_name(manifest.generation, manifest.tag)
         inline = list(inline_arrays(manifest.tree))
         wanted = documents(manifest, inline, base=needs.shown) | inline_chunks(inline)
         del wanted[DOCUMENT]
-        names = [f"{directory}/{path}" for path in wanted]
-        with ThreadPoolExecutor(_WRITERS) as writers:
-            # Each waits for the disk or the network, and not for the others.
-            for _ in writers.map(self.store.write, names, wanted.values()):
-                pass
+        return [(f"{directory}/{path}", data) for path, data in wanted.items()]
 
     def publish(
         self, manifest: Manifest, manifest_bytes: bytes | None = None, *, needs: Needs = WHOLE
@@ -201,7 +198,7 @@ class CheckpointFolder:
             If a chunk is missing or empty; the marker is as it was.
         """
         whole = replace(marker, base=None, refs=())
-        self._write_documents(manifest, WHOLE)
+        self.store.write_all(self._documents(manifest, WHOLE))
         self._check_complete(manifest, whole)
         self.store.sync(whole.directory)
         self._write_root(manifest, WHOLE)

@@ -6,31 +6,35 @@ import errno
 import io
 import logging
 import os
-import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.ids import normalised
+from fastcheck_dask.tiers.new_file import TEMPORARY_PREFIX, NewFile
 from fastcheck_dask.tiers.store import Parts, Payload, Stored, check_store_name, flat_views
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
-#: Files that a writer has not finished; nobody else reads or lists them.
-TEMPORARY_PREFIX = ".tmp-"
 #: How often a call is made that fails for a reason that may pass, and the first pause; the next are doubled.
 ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 0.05
-#: Folders that are fsynced at once: each waits for the disk, which makes one wait of several.
-_SYNCERS = 8
+#: Threads that wait for the disk, which makes one wait of several; and how long the first wait takes at least
+#: where there is a disk: in memory, one thread is faster.
+_WAITERS = 6
+_WAIT_SECONDS = 0.0001
+#: Files of one `write_all` that are written and not waited for yet.
+_OPEN_FILES = 64
 
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -47,6 +51,14 @@ _ADVICE = {
     errno.ENOENT: "the folder vanished: look whether its file system is still mounted",
     errno.EFBIG: "files may not be that large here: raise the limit (ulimit -f), or use smaller chunks",
 }
+
+
+class _Begun(NamedTuple):
+    """A file that is written, and not in its place yet."""
+
+    target: Path
+    views: Sequence[memoryview]
+    new: NewFile
 
 
 class FolderStore:
@@ -97,29 +109,38 @@ class FolderStore:
         target, views = self._resolve(path), flat_views(data)
 
         def attempt() -> None:
-            temporary = self._write_temporary(target, views)
-            try:
-                os.replace(temporary, target)
-            except OSError:
-                _remove_quietly(temporary)
-                raise
+            self._new_file(target, views).replace()
 
         self._repeat(attempt, target, wanted_bytes=sum(view.nbytes for view in views))
+
+    def write_all(self, files: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """See :meth:`ObjectStore.write_all`; as :meth:`write`. A file is written before the next is taken.
+
+        None is waited for before all are written (or as many as may be open): the disk stores them meanwhile.
+        """
+        files = iter(files)
+        while self._write_some(islice(files, _OPEN_FILES)):
+            pass
+
+    def _write_some(self, files: Iterable[tuple[str, Payload | Parts]]) -> bool:
+        """Write files, all open at once; return whether there were any."""
+        begun: list[_Begun] = []
+        try:
+            for path, data in files:
+                begun.append(self._begin(self._resolve(path), flat_views(data)))
+            # The last one first: when it is stored, the others all but are.
+            _for_each(self._finish, begun[::-1])
+        finally:
+            for file in begun:
+                file.new.discard()
+        return bool(begun)
 
     def create(self, path: str, data: Payload) -> bool:
         """See :meth:`ObjectStore.create`; needs a file system with hard links."""
         target, views = self._resolve(path), flat_views(data)
 
         def attempt() -> bool:
-            temporary = self._write_temporary(target, views)
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                # An NFS server may have made the link and lost the answer: then it is this very file.
-                return os.path.samestat(os.stat(temporary), os.stat(target))
-            finally:
-                _remove_quietly(temporary)
-            return True
+            return self._new_file(target, views).link()
 
         created = self._repeat(attempt, target, wanted_bytes=sum(view.nbytes for view in views))
         self.sync(path)
@@ -214,9 +235,7 @@ class FolderStore:
         above = [p for p in top.parents if p == self._root or self._root in p.parents]
         try:
             below = [Path(folder) for folder, _, _ in os.walk(top, onerror=_reraise_unless_absent)]
-            with ThreadPoolExecutor(_SYNCERS) as pool:
-                for _ in pool.map(_fsync_folder, below + above):
-                    pass
+            _for_each(_fsync_folder, below + above)
         except OSError as error:
             # Not repeated: the kernel reports a failed write-back once, a second fsync would succeed in vain.
             raise _explained(error, top, wanted_bytes=0) from error
@@ -258,25 +277,25 @@ class FolderStore:
             self._require_root()
             raise ShardUnavailableError(f"{path} is not in {self.location}") from error
 
-    def _write_temporary(self, target: Path, views: Sequence[memoryview]) -> str:
-        """Write and fsync a new file beside `target`; return its path, or raise and leave nothing."""
-        self._require_root()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = f"{target.parent}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def _new_file(self, target: Path, views: Sequence[memoryview]) -> NewFile:
         try:
-            try:
-                for view in views:
-                    written = 0
-                    while written < view.nbytes:
-                        written += os.write(descriptor, view[written:])
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            _remove_quietly(temporary)
-            raise
-        return temporary
+            return NewFile(target, views)
+        except FileNotFoundError:
+            self._require_root()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return NewFile(target, views)
+
+    def _begin(self, target: Path, views: Sequence[memoryview]) -> _Begun:
+        nbytes = sum(view.nbytes for view in views)
+        new = self._repeat(lambda: self._new_file(target, views), target, wanted_bytes=nbytes)
+        return _Begun(target, views, new)
+
+    def _finish(self, begun: _Begun) -> None:
+        target, views, new = begun
+        # What could not be stored is written anew: a second fsync of the same file would succeed in vain.
+        files = chain([new], iter(lambda: self._new_file(target, views), None))
+        nbytes = sum(view.nbytes for view in views)
+        self._repeat(lambda: next(files).replace(), target, wanted_bytes=nbytes)
 
     def _repeat(self, attempt: Callable[[], _Result], target: Path, *, wanted_bytes: int = 0) -> _Result:
         """Return the result of `attempt`, called again while its error may pass."""
@@ -291,6 +310,18 @@ class FolderStore:
                 self._sleep(pause)
                 pause *= 2
         raise AssertionError("the last attempt returns or raises")
+
+
+def _for_each(wait: Callable[[_Item], None], items: Sequence[_Item]) -> None:
+    """Wait for each item; an error is raised when nobody waits any more."""
+    started = time.perf_counter()
+    for number, item in enumerate(items):
+        wait(item)
+        if time.perf_counter() - started > (number + 1) * _WAIT_SECONDS:
+            with ThreadPoolExecutor(_WAITERS) as waiters:
+                for _ in waiters.map(wait, items[number + 1 :]):
+                    pass
+            return
 
 
 def _read_into(target: Path, views: list[memoryview]) -> bytes | None:
@@ -340,11 +371,6 @@ def _fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _remove_quietly(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)
 
 
 def _explained(error: OSError, target: Path, *, wanted_bytes: int) -> TierError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,15 @@ from obstore.store import S3Store as Client
 from fastcheck_dask.errors import ConfigError, ShardUnavailableError, TierError, TierFullError
 from fastcheck_dask.tiers.byte_window import ByteWindow
 from fastcheck_dask.tiers.s3_location import S3Location
-from fastcheck_dask.tiers.store import Parts, Payload, Stored, check_store_name, flat_view, scatter
+from fastcheck_dask.tiers.store import (
+    Parts,
+    Payload,
+    Stored,
+    check_store_name,
+    flat_view,
+    scatter,
+    write_at_once,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +89,10 @@ class S3Store:
     def write(self, path: str, data: Payload | Parts) -> None:
         """See `ObjectStore`."""
         self._put(path, b"".join(data) if isinstance(data, tuple) else data, mode="overwrite")
+
+    def write_all(self, files: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """See `ObjectStore`."""
+        write_at_once(self.write, files)
 
     def create(self, path: str, data: Payload) -> bool:
         """See `ObjectStore`."""

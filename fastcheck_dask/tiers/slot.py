@@ -30,6 +30,7 @@ from fastcheck_dask.tiers.slot_files import (
     check_room,
     discard_unfinished,
     free_bytes,
+    give_back,
     identity_of,
     opened,
     read_bytes,
@@ -168,13 +169,13 @@ class Slot:
         """See to it that the slot has room for `capacity` bytes, and map it unless it is only to be written.
 
         A slot that has the room keeps its file and what is in it. A smaller one is made anew, EMPTY; other
-        processes' mappings of the old file stay valid, and `replaced` there.
+        processes' mappings of the old file stay valid and show zeros, and are `replaced` there.
 
         Raises
         ------
         TierFullError
             If there is not enough room. The slot is as it was; or EMPTY and without a file, if its old file
-            had to go for the new one and another process keeps the old memory.
+            had to go for the new one and its memory is not given back.
         TierError
             If the file cannot be made for another reason.
         LayoutError
@@ -358,9 +359,11 @@ class Slot:
         check_room(folder, file_bytes, free_bytes(folder) + old_bytes)
         if status.sequence:
             self.close()
-            self.path.unlink()
+            with opened(self.path, os.O_RDWR) as old:
+                self.path.unlink()
+                give_back(old)
             self._drop_documents()
-        # Again: the old memory is not free while another process maps it.
+        # Again: not every file system gives the old memory back while another process maps it.
         check_room(folder, file_bytes, free_bytes(folder))
         fresh = emptied(status, capacity_bytes)
         with replacing(self.path, file_bytes) as descriptor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -87,6 +88,17 @@ def identity_of(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return info.st_dev, info.st_ino
+
+
+def give_back(descriptor: int) -> None:
+    """Give back what a file takes, though other processes map it: they see zeros from now on.
+
+    The agent maps the slots for as long as it lives, and an unlinked file is there until nobody maps it.
+    """
+    size = os.fstat(descriptor).st_size
+    # Where a file system has no holes, the last mapping decides.
+    with contextlib.suppress(OSError, ValueError), mmap.mmap(descriptor, size) as whole:
+        whole.madvise(mmap.MADV_REMOVE)
 
 
 def free_bytes(folder: Path) -> int:

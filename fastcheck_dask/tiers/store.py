@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastcheck_dask.errors import ConfigError
+
+#: Files that are written at once.
+_WRITERS = 16
 
 Payload = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 #: What lies in several places and is one in the store.
@@ -35,6 +40,13 @@ class ObjectStore(Protocol):
 
     def write(self, path: str, data: Payload | Parts) -> None:
         """Put `data` under `path`, in place of what was there, all at once."""
+        ...
+
+    def write_all(self, files: Iterable[tuple[str, Payload | Parts]]) -> None:
+        """Do what :meth:`write` does for each, in any order; after an error some are there, and others not.
+
+        `files` is gone through by the calling thread. The data are used until this returns or raises.
+        """
         ...
 
     def create(self, path: str, data: Payload) -> bool:
@@ -90,6 +102,15 @@ class ObjectStore(Protocol):
     def sync(self, prefix: str) -> None:
         """Return when `prefix`, and all below it that was written before, would survive a loss of power."""
         ...
+
+
+def write_at_once(
+    write: Callable[[str, Payload | Parts], None], files: Iterable[tuple[str, Payload | Parts]]
+) -> None:
+    """Write files by several threads: each waits for the store, and not for the others."""
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        for written in [writers.submit(write, *file) for file in files]:
+            written.result()
 
 
 def check_store_name(path: str, location: str) -> None:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from fastcheck_codecs import CodecError, PrefixIndex, RawRoom, XorDelta, encode_raw_into, raw_parts
+from fastcheck_codecs import CodecError, PrefixIndex, RawRoom, XorDelta, checksum, encode_raw_into, raw_parts
 from fastcheck_codecs.bitops import BLOCK_NBYTES
 from fastcheck_codecs.header import max_encoded_nbytes
 from hypothesis import given
@@ -31,6 +31,8 @@ def test_parts_are_the_payload_that_stores_blocks_raw(nbytes, dtype):
     out = np.empty(max_encoded_nbytes(nbytes), np.uint8)
     assert np.array_equal(np.concatenate(parts), out[: encode_raw_into(raw, out, dtype=dtype)])
     assert np.shares_memory(parts[1], raw) or parts[1].size == 0
+    known = raw_parts(raw, dtype=dtype, crc=checksum(raw))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(known, parts, strict=True))
 
 
 @given(st.binary(max_size=100), st.sampled_from(DTYPES))

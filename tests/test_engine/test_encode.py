@@ -9,8 +9,9 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, is_delta, max_enco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcheck_dask.engine.encode import TaskEncoder, check_cast, digest
+from fastcheck_dask.engine.encode import TaskEncoder, check_cast, digest, look
 from fastcheck_dask.layout.casts import cast
+from fastcheck_dask.layout.nonfinite import has_nonfinite
 from fastcheck_dask.layout.parity import combine
 
 
@@ -23,6 +24,21 @@ def encode(encoder, current, base, *, dtype="float32", nbytes, **options):
 
 def floats(seed, count):
     return np.random.default_rng(seed).normal(size=count).astype(np.float32).view(np.uint8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 700_000),
+    st.sampled_from(["float32", "float64", "bfloat16", "float8_e4m3fn", "uint8"]),
+    st.integers(0, 2**32 - 1) | st.none(),
+)
+def test_look_is_what_each_pass_alone_gives(nbytes, dtype, nan_at):
+    bits = np.resize(np.arange(251, dtype=np.uint8) & 0x3F, nbytes)
+    if nan_at is not None and nbytes:
+        bits[nan_at % nbytes :][:16] = 0xFF
+    found = look(bits, dtype)
+    assert (found.digest, found.crc32c) == (digest(bits), checksum(bits))
+    assert found.nonfinite is has_nonfinite(bits, dtype)
 
 
 def test_check_cast_gives_the_digest_only_of_a_cast():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,10 @@ class Recorder:
     @property
     def location(self):
         return self._store.location
+
+    def write_all(self, files):
+        for path, data in files:
+            self.write(path, data)
 
     def __getattr__(self, name):
         call = getattr(self._store, name)
@@ -334,6 +339,24 @@ def test_save_to_objects_is_durable_before_the_root_and_the_marker_are_there(rig
     names = [name for name, _ in store.steps]
     chunks = [n for n, (name, path) in enumerate(store.steps) if name == "write" and "/c/" in path]
     assert chunks[-1] < names.index("sync") < names.index("create")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_save_to_objects_raw_reads_the_slot_as_it_is_now_mapped_before_or_not(
+    rig, states, save_alone, monkeypatch, kept
+):
+    run = rig(nodes=0)
+    real = run.snapshot
+
+    def snapshot(*arguments, **options):
+        taken = real(*arguments, **options)
+        return replace(taken, opened=run.slot_of(taken) if kept else None)
+
+    monkeypatch.setattr(run, "snapshot", snapshot)
+    for step in range(3):
+        save_alone(run, states.of(1, step=step), CompressionPolicy("never", 1), generation=step + 1)
+    run.forget_local()
+    assert states.same(run.recover().state, states.of(1, step=2))
 
 
 @pytest.mark.parametrize("compression", ["always", "never", "auto"])

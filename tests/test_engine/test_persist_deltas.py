@@ -122,6 +122,10 @@ def test_persist_second_author_follows_the_first_ones_plan(rig, states):
     class Dying:
         location = store.location
 
+        def write_all(self, files):
+            for path, data in files:
+                self.write(path, data)
+
         def __getattr__(self, name):
             method = getattr(store, name)
 

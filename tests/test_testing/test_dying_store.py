@@ -21,6 +21,13 @@ def test_store_dies_before_or_after_the_change_and_stays_dead(tmp_path, after, t
     assert store.exists("a") is not after
 
 
+def test_store_dies_in_the_middle_of_many_changes(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    with pytest.raises(TierError):
+        DyingStore(store, Death(5, after=False)).write_all((f"{n}", b"x") for n in range(9))
+    assert len(store.list("")) == 4
+
+
 def test_stores_of_one_process_die_together(tmp_path):
     death = Death(2, after=False)
     stores = [DyingStore(open_store(str(tmp_path / name)), death) for name in ("one", "other")]

@@ -153,6 +153,10 @@ class CrashingStore:
         self.location = store.location
         self.crashed = False
 
+    def write_all(self, files):
+        for path, data in files:
+            self.write(path, data)
+
     def __getattr__(self, name):
         method = getattr(self._store, name)
 

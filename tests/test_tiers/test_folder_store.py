@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -338,6 +339,71 @@ def test_write_fsyncs_the_file_before_it_gets_its_name(store, monkeypatch):
     found = synced(monkeypatch, lambda: store.write("a/b", b"x"))
     assert len(found) == 1
     assert found[0].startswith(f"{store.location}/a/.tmp-")
+
+
+MANY = {f"a/{number}/c": b"%d" % number for number in range(150)}
+
+
+def test_write_all_writes_each_and_leaves_no_temporary(store):
+    store.write("a/7/c", b"old")
+    store.write_all(iter(MANY.items()))
+    assert {path: store.read(path) for path in store.list("")} == MANY
+    assert files_in(Path(store.location)) == sorted(MANY)
+    store.write_all([])
+
+
+def test_write_all_writes_one_before_it_asks_for_the_next(store):
+    def files():
+        yield "a", (b"one", b"part")
+        (begun,) = store.temporaries()
+        assert begun.nbytes == 7
+        yield "b", b"two"
+
+    store.write_all(files())
+    assert (store.read("a"), store.read("b")) == (b"onepart", b"two")
+
+
+def test_write_all_fsyncs_every_file_under_its_temporary_name(store, monkeypatch):
+    found = synced(monkeypatch, lambda: store.write_all(MANY.items()))
+    assert len(set(found)) == len(found) == len(MANY)
+    assert all("/.tmp-" in path for path in found)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_write_all_error_for_good_raises_and_leaves_whole_files_only(store, monkeypatch, call):
+    real, calls = getattr(os, call), itertools.count(1)
+
+    def fails(*arguments):
+        if next(calls) >= 100:
+            raise OSError(errno.ENOSPC, "full")
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_store.os, call, fails)
+        with pytest.raises(TierFullError):
+            store.write_all(MANY.items())
+    assert store.temporaries() == ()
+    assert all(store.read(path) == MANY[path] for path in store.list(""))
+    assert len(store.list("")) < len(MANY)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_write_all_error_that_passes_is_repeated(store, monkeypatch, call):
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_store.os, call, failing(errno.EIO, times=ATTEMPTS - 1, call=getattr(os, call)))
+        store.write_all([("a", b"x"), ("b", b"y")])
+    assert (store.read("a"), store.read("b")) == (b"x", b"y")
+    assert files_in(Path(store.location)) == ["a", "b"]
+
+
+def test_write_all_source_that_fails_leaves_no_temporary(store):
+    def files():
+        yield "a", b"x"
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        store.write_all(files())
+    assert files_in(Path(store.location)) == []
 
 
 def test_sync_covers_folders_that_others_made(store, monkeypatch):
