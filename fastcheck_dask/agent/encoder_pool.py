@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 #: How often a job is given to another process after one has died of it (or of something else meanwhile).
 _ATTEMPTS = 3
+#: Encoded jobs that may be on their way. With one, the links stand while the slowest node takes the rest of it.
+_SENDING = 2
 
 
 class _EncoderDiedError(TierError):
@@ -80,7 +82,7 @@ class EncoderPool:
     @property
     def parallel(self) -> int:
         """How many jobs can be held at once."""
-        return self._count + 1
+        return self._count + _SENDING
 
     async def start(self) -> None:
         """Start the processes."""
