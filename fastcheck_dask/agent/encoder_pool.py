@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 #: How often a job is given to another process after one has died of it (or of something else meanwhile).
 _ATTEMPTS = 3
-#: Encoded jobs that may be on their way. With one, the links stand while the slowest node takes the rest of it.
+#: Encoded jobs that may be on their way. With one, links stand while the slowest node takes the rest of it.
 _SENDING = 2
 
 
