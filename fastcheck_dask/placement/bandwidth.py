@@ -9,7 +9,7 @@ import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastcheck_dask.clock import SYSTEM_CLOCK, Clock
 from fastcheck_dask.coordination.base import NodeInfo
@@ -26,7 +26,7 @@ STICKY = 0.25
 #: Bytes of one message: of the first, and at most; doubled while one takes less than so long.
 PIECE_BYTES = 128 * 2**10
 LARGEST_PIECE_BYTES = 4 * 2**20
-PIECE_SECONDS = 0.005
+PIECE_SECONDS = 0.02
 #: Each rate is taken over so long, after a while in which buffers and token buckets fill.
 WARM_UP_SECONDS = 0.2
 MEASURED_SECONDS = 0.5
@@ -173,7 +173,7 @@ async def _rate(
     warm_up = WARM_UP_SECONDS if warm_up_seconds is None else warm_up_seconds
     first = clock.now()
     end = first + warm_up + (MEASURED_SECONDS if seconds is None else seconds)
-    ended: list[tuple[float, int]] = []
+    moves: list[_Move] = []
     left = dict.fromkeys(transfers, limit_bytes)
 
     async def lane(transfer: _Transfer) -> None:
@@ -183,8 +183,8 @@ async def _rate(
             left[transfer] -= nbytes
             await transfer(nbytes)
             now = clock.now()
-            ended.append((now, nbytes))
-            # Short: where the window cuts matters little. Not so short that it is messages that are measured.
+            moves.append(_Move(began, now, nbytes))
+            # Not so short that it is messages that are measured: each costs a node a millisecond or so.
             if now - began < PIECE_SECONDS:
                 nbytes = min(2 * nbytes, LARGEST_PIECE_BYTES)
 
@@ -195,24 +195,36 @@ async def _rate(
         for one in lanes:
             one.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)
-    return _steady(ended, first, (first + warm_up, end), warm_up_bytes=len(transfers) * limit_bytes / 4)
+    return _steady(moves, first, (first + warm_up, end), warm_up_bytes=len(transfers) * limit_bytes / 4)
+
+
+class _Move(NamedTuple):
+    """A message that has arrived."""
+
+    began: float
+    ended: float
+    nbytes: int
+
+    def within(self, start: float, end: float) -> float:
+        """Return how many of its bytes crossed in a window of time, if they all crossed alike."""
+        inside = min(self.ended, end) - max(self.began, start)
+        return self.nbytes * max(inside, 0.0) / max(self.ended - self.began, 1e-9)
 
 
 def _steady(
-    ended: Sequence[tuple[float, int]], first: float, window: tuple[float, float], *, warm_up_bytes: float
+    moves: Sequence[_Move], first: float, window: tuple[float, float], *, warm_up_bytes: float
 ) -> float:
     """Return the bytes a second inside a window of time, which begins earlier after so many bytes."""
     start, end = window
     moved = 0
-    for at, nbytes in sorted(ended):
-        moved += nbytes
+    for move in sorted(moves, key=lambda move: move.ended):
+        moved += move.nbytes
         if moved >= warm_up_bytes:
-            start = min(start, at)
+            start = min(start, move.ended)
             # There may be nothing to send any more before the time is over.
-            end = min(end, max(at for at, _ in ended))
+            end = min(end, max(move.ended for move in moves))
             break
-    inside = sum(nbytes for at, nbytes in ended if start < at <= end)
-    if inside:
-        return inside / (end - start)
+    if any(start < move.ended <= end for move in moves):
+        return sum(move.within(start, end) for move in moves) / (end - start)
     # Slower than a piece in the whole time, or all at once.
-    return sum(nbytes for _, nbytes in ended) / max(max(at for at, _ in ended) - first, 1e-9)
+    return sum(move.nbytes for move in moves) / max(max(move.ended for move in moves) - first, 1e-9)
