@@ -298,8 +298,7 @@ def own_s3(tmp_path, monkeypatch):
         yield server
 
 
-@pytest.mark.parametrize("backbone", [0, 1])
-@pytest.mark.parametrize("nodes", [0, 4])
+@pytest.mark.parametrize(("nodes", "backbone"), [(0, 1), (4, 0)])
 def test_root_whose_server_was_killed_is_named_and_gets_what_it_lacks_later(
     rig, states, own_s3, nodes, backbone
 ):
