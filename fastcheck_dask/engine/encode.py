@@ -24,8 +24,9 @@ Region = Callable[[str], Bits]
 
 #: Chunks up to this size are not worth a sample: they go as deltas when they have a base.
 _SAMPLE_FROM = 16 * 1024
-#: Bytes that all passes of `look` go over before the next ones; a multiple of every word.
-_LOOK_BYTES = 256 * 1024
+#: Bytes that all passes of `look` go over before the next ones; a multiple of every word. Smaller blocks are
+#: nearer to the core, and threads that look at once wait for the interpreter then, longer than for memory.
+_LOOK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def look(bits: Bits, dtype: str) -> Look:
 
     Notes
     -----
-    Each block comes from memory once, and lies in the cache for the other passes.
+    A chunk of usual size is one block; a larger one does not leave the caches between the passes.
     """
     hasher, crc, nonfinite = xxhash.xxh3_128(), Checksum(), False
     for start in range(0, bits.size, _LOOK_BYTES):

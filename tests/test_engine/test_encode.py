@@ -9,6 +9,7 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, is_delta, max_enco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastcheck_dask.engine import encode as encode_module
 from fastcheck_dask.engine.encode import TaskEncoder, check_cast, digest, look
 from fastcheck_dask.layout.casts import cast
 from fastcheck_dask.layout.nonfinite import has_nonfinite
@@ -31,12 +32,15 @@ def floats(seed, count):
     st.integers(0, 700_000),
     st.sampled_from(["float32", "float64", "bfloat16", "float8_e4m3fn", "uint8"]),
     st.integers(0, 2**32 - 1) | st.none(),
+    st.sampled_from([4096, 256 * 1024, encode_module._LOOK_BYTES]),
 )
-def test_look_is_what_each_pass_alone_gives(nbytes, dtype, nan_at):
+def test_look_is_what_each_pass_alone_gives(nbytes, dtype, nan_at, block):
     bits = np.resize(np.arange(251, dtype=np.uint8) & 0x3F, nbytes)
     if nan_at is not None and nbytes:
         bits[nan_at % nbytes :][:16] = 0xFF
-    found = look(bits, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode_module, "_LOOK_BYTES", block)
+        found = look(bits, dtype)
     assert (found.digest, found.crc32c) == (digest(bits), checksum(bits))
     assert found.nonfinite is has_nonfinite(bits, dtype)
 
