@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fastcheck_dask.errors import ConfigError
 
 #: OpenSSL's numbers for a certificate whose time is not yet, or over.
 _OUT_OF_TIME: Final = (9, 10)
+_REASON: Final = re.compile(r"(?:certificate verify failed:|\b alert) (.*?)\.? \(_ssl", re.IGNORECASE)
 #: How long the question may take whether a port speaks TLS.
 _PROBE_SECONDS: Final = 1.0
 
@@ -81,27 +83,24 @@ def check_files(tls: Tls) -> None:
         return
     client, server = member_contexts(tls)
     client.verify_mode = ssl.CERT_NONE
-    refusal = _refusal(client, server)
     # One of another CA than the server's may be as it should.
-    if refusal is not None and refusal.verify_code in _OUT_OF_TIME:
-        raise ConfigError(f"the certificate {tls.cert} ({tls.names.cert}): {refusal.verify_message}")
+    _refusal(tls, client, server)
 
 
 def check_member(tls: Tls) -> None:
     """Raise `ConfigError` unless the files make a member of the CA: one that others of it let in."""
-    refusal = _refusal(*member_contexts(tls))
-    if refusal is None:
-        return
-    if refusal.verify_code in _OUT_OF_TIME:
-        raise ConfigError(f"the certificate {tls.cert} ({tls.names.cert}): {refusal.verify_message}")
-    raise ConfigError(
-        f"the certificate {tls.cert} ({tls.names.cert}) is refused by the CA {tls.ca} ({tls.names.ca}): "
-        f"{refusal.verify_message}; give one that this CA has signed"
-    )
+    if (why := _refusal(tls, *member_contexts(tls))) is not None:
+        raise ConfigError(
+            f"the certificate {tls.cert} ({tls.names.cert}) is refused by the CA {tls.ca} ({tls.names.ca}): "
+            f"{why}; give one that this CA has signed"
+        )
 
 
-def _refusal(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLCertVerificationError | None:
-    """Shake hands with ourselves: in the standard library the only way to what a certificate says."""
+def _refusal(tls: Tls, client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
+    """Return why the CA refuses the certificate, if it does; `ConfigError` if it is out of time.
+
+    It shakes hands with itself: in the standard library the only way to what a certificate says.
+    """
     wires = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client.wrap_bio(wires[0], wires[1]), server.wrap_bio(wires[1], wires[0], server_side=True)
     for _ in range(4):
@@ -111,7 +110,11 @@ def _refusal(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLCertVerif
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLCertVerificationError as error:
-                return error
+                if error.verify_code in _OUT_OF_TIME:
+                    raise ConfigError(
+                        f"the certificate {tls.cert} ({tls.names.cert}): {error.verify_message}"
+                    ) from error
+                return error.verify_message
     return None
 
 
@@ -193,6 +196,12 @@ def _state_of(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def reason_of(trouble: str) -> str:
+    """Return what the other side has against a certificate, of what OpenSSL says; or all of it."""
+    found = _REASON.search(trouble)
+    return found[1] if found else trouble
 
 
 def answers_tls(host: str, port: int) -> bool:

@@ -347,6 +347,11 @@ class FcsConnector(TCPConnector):
     prefix = f"{SCHEME}://"
     comm_class = FcsComm
 
+    async def shake_hands(self, comm: FcsComm) -> None:
+        """Speak first, and hear the node's answer."""
+        await comm.write(comm.handshake_info())
+        comm.handshake_configuration({}, await comm.read())
+
 
 class FcsListener(TCPListener):
     """Accepts connections, and drops whatever does not begin with our handshake."""
@@ -395,7 +400,9 @@ class FcsBackend(TCPBackend):
 backends[SCHEME] = FcsBackend()
 
 
-async def open_comm(address: str, seconds: float) -> FcsComm:
+async def open_comm(
+    address: str, seconds: float, connector: FcsConnector | None = None, **connection_args: Any
+) -> FcsComm:
     """Connect and shake hands, in one attempt of at most `seconds`.
 
     Raises
@@ -407,12 +414,11 @@ async def open_comm(address: str, seconds: float) -> FcsComm:
     FastCheckError
         If the peer speaks something else.
     """
-    location = location_of(address)
+    location, connector = location_of(address), connector or FcsConnector()
     async with asyncio.timeout(seconds):
-        comm: FcsComm = await FcsConnector().connect(location)  # type: ignore[no-untyped-call]
+        comm: FcsComm = await connector.connect(location, **connection_args)  # type: ignore[no-untyped-call]
         try:
-            await comm.write(comm.handshake_info())
-            comm.handshake_configuration({}, await comm.read())
+            await connector.shake_hands(comm)
         except BaseException:
             comm.abort()
             raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from distributed.comm.registry import backends
 from distributed.comm.tcp import TCPBackend
 from tornado.iostream import IOStream, StreamClosedError
 
-from fastcheck_dask.certificates import Renewed, Tls, TlsNames, check_member
+from fastcheck_dask.certificates import Renewed, Tls, TlsNames, check_member, reason_of
 from fastcheck_dask.config import Settings
 from fastcheck_dask.errors import ConfigError
 from fastcheck_dask.tiers import wire
@@ -27,7 +26,6 @@ from fastcheck_dask.tiers.wire import TLS_SCHEME, FcsComm, FcsConnector, FcsList
 NAMES: Final = TlsNames.within("fastcheck.data")
 #: Peers that were refused are named once each; of more than so many some twice.
 _TOLD_LIMIT: Final = 1024
-_REASON: Final = re.compile(r"(?:certificate verify failed:|\balert) (.*?)\.? \(_ssl", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +83,11 @@ class FcssConnector(FcsConnector):
 
     prefix = f"{TLS_SCHEME}://"
     encrypted = True
+
+    async def shake_hands(self, comm: FcsComm) -> None:
+        """Hear the node first, which has taken our certificate then."""
+        comm.handshake_configuration({}, await comm.read())
+        await comm.write(comm.handshake_info())
 
     def _get_connect_args(self, **connection_args: Any) -> dict[str, Any]:
         return {"ssl_options": connection_args["tls"].client}
@@ -158,29 +161,19 @@ async def open_comm(address: str, seconds: float, tls: DataTls | None = None) ->
     FastCheckError
         If the peer speaks something else.
     """
-    location = location_of(address)
+    location_of(address)
     encrypted = address.startswith(f"{TLS_SCHEME}://")
     if encrypted != (tls is not None):
         raise RefusedError(_which_settings(encrypted=encrypted))
     if tls is None:
         return await wire.open_comm(address, seconds)
-    async with asyncio.timeout(seconds):
-        try:
-            comm: FcsComm = await FcssConnector().connect(  # type: ignore[no-untyped-call]
-                location, tls=tls
-            )
-            try:
-                comm.handshake_configuration({}, await comm.read())
-                await comm.write(comm.handshake_info())
-            except BaseException:
-                comm.abort()
-                raise
-        except (CommClosedError, ssl.SSLError) as error:
-            refused = _ssl_error_in(error)
-            if refused is None:
-                raise
-            raise RefusedError(_why_not_let_in(refused, tls.files)) from None
-    return comm
+    try:
+        return await wire.open_comm(address, seconds, FcssConnector(), tls=tls)
+    except (CommClosedError, ssl.SSLError) as error:
+        refused = _ssl_error_in(error)
+        if refused is None:
+            raise
+        raise RefusedError(_why_not_let_in(refused, tls.files)) from None
 
 
 def _which_settings(*, encrypted: bool) -> str:
@@ -206,8 +199,8 @@ def _why_not_let_in(error: ssl.SSLError, files: Tls) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused by the CA {files.ca} ({NAMES.ca}): {error.verify_message}"
     if "alert" in str(error).lower():
-        return f"it refuses our certificate {files.cert} ({NAMES.cert}): {_reason(error)}"
-    return f"its data port does not speak TLS as it should: {_reason(error)}"
+        return f"it refuses our certificate {files.cert} ({NAMES.cert}): {reason_of(str(error))}"
+    return f"its data port does not speak TLS as it should: {reason_of(str(error))}"
 
 
 def _why_refused(error: ssl.SSLError) -> str:
@@ -217,10 +210,5 @@ def _why_refused(error: ssl.SSLError) -> str:
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return f"it shows no certificate ({NAMES.cert})"
     if "alert" in str(error).lower():
-        return f"it refuses ours: {_reason(error)}"
-    return f"it does not speak TLS as it should: {_reason(error)}"
-
-
-def _reason(error: ssl.SSLError) -> str:
-    found = _REASON.search(str(error))
-    return found[1] if found else str(error)
+        return f"it refuses ours: {reason_of(str(error))}"
+    return f"it does not speak TLS as it should: {reason_of(str(error))}"

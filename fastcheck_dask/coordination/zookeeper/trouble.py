@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from fastcheck_dask.certificates import answers_tls
+from fastcheck_dask.certificates import answers_tls, reason_of
 from fastcheck_dask.coordination.access import Access
 
-_REASON: Final = re.compile(r"(?:certificate verify failed:|\b alert) (.*?)\.? \(_ssl", re.IGNORECASE)
 #: How a server that speaks no TLS answers the beginning of a handshake.
 _NO_TLS: Final = ("eof occurred", "wrong_version_number", "record_layer", "reset by peer", "broken pipe")
 
@@ -32,12 +30,12 @@ def explain(trouble: str, access: Access, *, speaks_tls: bool = False) -> str:
         if speaks_tls:
             return "the port speaks TLS: give fastcheck.coordinator.tls-ca, or the port for plain clients"
     elif "certificate verify failed" in said:
-        return f"the server's certificate is refused, by the CA {access.tls.ca}: {_reason(trouble)}"
+        return f"the server's certificate is refused, by the CA {access.tls.ca}: {reason_of(trouble)}"
     elif "alert" in said:
         ours = (
             f"our certificate {access.tls.cert}" if access.tls.cert else "us without a certificate (tls-cert)"
         )
-        return f"the server refuses {ours}: {_reason(trouble)}"
+        return f"the server refuses {ours}: {reason_of(trouble)}"
     elif any(sign in said for sign in _NO_TLS):
         return f"the port does not speak TLS, is it the server's secureClientPort? ({trouble})"
     return f"is it running, and is the address right? ({trouble or 'no answer'})"
@@ -55,8 +53,3 @@ def speaks_tls(hosts: str) -> bool:
     """Ask the servers whether one of them answers to TLS; blocks for a second each at most."""
     servers = (server.rpartition(":") for server in hosts.split(","))
     return any(answers_tls(host.strip("[]"), int(port)) for host, _, port in servers)
-
-
-def _reason(trouble: str) -> str:
-    found = _REASON.search(trouble)
-    return found[1] if found else trouble
