@@ -124,11 +124,9 @@ def repair_joint_markers(folder: CheckpointFolder) -> list[str]:
     TierError
         If the store does not answer, or cannot be written.
     """
-    ranks = survey_ranks(folder, folder.store.list(""))
-    whole = JointFolder(folder.store.location)
-    lost = whole.lost(one.marker for one in ranks.joint if not one.lacking)
+    lost = survey_ranks(folder, folder.store.list("")).lost
     for marker in lost:
-        whole.restore(marker)
+        JointFolder(folder.store.location).restore(marker)
     return [path_of(marker) for marker in lost]
 
 

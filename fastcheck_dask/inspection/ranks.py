@@ -79,6 +79,8 @@ class RanksSurvey:
     unjoined: tuple[Part, ...]
     #: Joint markers and the ranks' commit markers that cannot be read.
     damaged: tuple[DamagedMarker, ...]
+    #: Joint markers that are damaged or gone, and proven by the rest.
+    lost: tuple[JointMarker, ...] = ()
 
     @property
     def parts(self) -> list[Part]:
@@ -134,7 +136,7 @@ def survey_ranks(folder: CheckpointFolder, names: Iterable[str]) -> RanksSurvey:
     of_joint = {(part.rank, part.marker.token) for one in joint for part in one.parts if part is not None}
     unjoined = tuple(part for key, part in by_token.items() if key not in of_joint)
     of_all = _damaged(survey.damaged, lost)
-    return RanksSurvey(tuple(_there(joint)), unjoined, (*of_all, *damaged))
+    return RanksSurvey(tuple(_there(joint)), unjoined, (*of_all, *damaged), tuple(lost))
 
 
 def _damaged(unreadable: Iterable[DamagedMarker], lost: Iterable[JointMarker]) -> list[DamagedMarker]:

@@ -180,31 +180,29 @@ class JointFolder:
             If a part of a rank needs what lies at the root of a group, and that is not there.
         """
         path = path_of(marker)
-        damaged = self._is_damaged(path)
-        if damaged or not self._store.exists(path):
+        where = f"{path} in {self.location}"
+        data, present = None, None
+        try:
+            data = self._store.read(path)
+            present = JointMarker.from_bytes(data, where=where)
+        except ShardUnavailableError:
+            pass
+        except CorruptDataError:
+            if data is None or _is_newer(data):
+                raise
+        if present is None:
             if self.lacking(marker):
                 return False
             self._check_roots(marker)
             self._store.write(f"{_COPIES}/{name_of(marker)}", marker.to_bytes())
-            if damaged:
-                self.restore(marker)
-            else:
+            if data is None:
                 self._store.create(path, marker.to_bytes())
-        present = JointMarker.from_bytes(self._store.read(path), where=f"{path} in {self.location}")
+            else:
+                self.restore(marker)
+            present = JointMarker.from_bytes(self._store.read(path), where=where)
         if present.tokens != marker.tokens:
-            raise CommitConflictError(f"{path} in {self.location} is the marker of another checkpoint")
+            raise CommitConflictError(f"{where} is the marker of another checkpoint")
         return True
-
-    def _is_damaged(self, path: str) -> bool:
-        """Say whether something is there that is no marker, and no newer FastCheck's either."""
-        try:
-            data = self._store.read(path)
-            JointMarker.from_bytes(data)
-        except ShardUnavailableError:
-            return False
-        except CorruptDataError:
-            return not _is_newer(data)
-        return False
 
     def lacking(self, marker: JointMarker) -> list[int]:
         """Return the ranks whose folder does not have its part, complete."""
