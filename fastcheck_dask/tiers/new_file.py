@@ -39,7 +39,8 @@ class NewFile:
 
     def __init__(self, target: Path, views: Sequence[memoryview]) -> None:
         self._target = target
-        self._path = f"{target.parent}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+        #: Where it lies until it gets its place; None when nothing lies there any more.
+        self._path: str | None = f"{target.parent}/{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor: int | None = os.open(self._path, flags, 0o666)
         try:
@@ -53,8 +54,8 @@ class NewFile:
     def replace(self) -> None:
         """Wait until it is durable, and put it in place of what was there."""
         try:
-            self._settle()
-            os.replace(self._path, self._target)
+            os.replace(self._settled(), self._target)
+            self._path = None
         except OSError:
             self.discard()
             raise
@@ -62,11 +63,12 @@ class NewFile:
     def link(self) -> bool:
         """Wait until it is durable, and put it in its place if nothing is there; return whether it is."""
         try:
-            self._settle()
-            os.link(self._path, self._target)
-        except FileExistsError:
-            # An NFS server may have made the link and lost the answer: then it is this very file.
-            return os.path.samestat(os.stat(self._path), os.stat(self._target))
+            path = self._settled()
+            try:
+                os.link(path, self._target)
+            except FileExistsError:
+                # An NFS server may have made the link and lost the answer: then it is this very file.
+                return os.path.samestat(os.stat(path), os.stat(self._target))
         finally:
             self.discard()
         return True
@@ -74,15 +76,20 @@ class NewFile:
     def discard(self) -> None:
         """Remove it, unless it got its place. Idempotent."""
         self._close()
-        with suppress(OSError):
-            os.unlink(self._path)
+        if self._path is not None:
+            with suppress(OSError):
+                os.unlink(self._path)
+            self._path = None
 
-    def _settle(self) -> None:
+    def _settled(self) -> str:
+        """Wait until it is durable; return where it lies."""
         assert self._descriptor is not None
+        assert self._path is not None
         try:
             os.fsync(self._descriptor)
         finally:
             self._close()
+        return self._path
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
