@@ -6,8 +6,7 @@ named, and the node that gave it is told.
 
 A node that is late, by the pace of the others, is not waited for: its chunks are also rebuilt from parity, as
 soon as the others of their stripes are there, and what is verified first counts. So it is with the node of a
-parity chunk where there is another one. Only who has claimed a chunk
-writes to its memory.
+parity chunk where there is another one. Only who has claimed a chunk writes to its memory.
 """
 
 from __future__ import annotations

@@ -202,10 +202,9 @@ class _SlotCopy:
     def __init__(self, local: LocalTier, number: int, manifest: Manifest) -> None:
         self._slot, self._number = local.slots[number], number
         self._content = Content(manifest.arrays, place(manifest.arrays), manifest.layout)
-        self._data_bytes = place(manifest.arrays).total_bytes
         self._failure: FastCheckError | None = None
         self._slot.clear()
-        self._slot.reserve(self._data_bytes, mapped=False)
+        self._slot.reserve(self._content.placement.total_bytes, mapped=False)
         self._slot.begin(manifest.token, manifest.tag)
 
     def write(self, key: str, bits: Bits) -> None:
@@ -226,7 +225,7 @@ class _SlotCopy:
         try:
             if self._failure is not None:
                 raise self._failure
-            self._slot.complete(document, self._data_bytes)
+            self._slot.complete(document, self._content.placement.total_bytes)
             self._slot.seal(manifest.to_bytes())
             self._slot.commit(manifest.generation)
         except BaseException:

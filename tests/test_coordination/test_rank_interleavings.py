@@ -412,7 +412,7 @@ def test_rank_that_never_comes_is_named_after_the_deadline():
     assert PATIENCE <= world.lives[1].waited[0] <= PATIENCE + 2
 
 
-def test_rank_that_died_after_it_was_seen_is_noticed_at_once():
+def world_with_first_killed_after_it_was_seen():
     world = World(2, ["t1"])
     first, second = world.lives
     # It has claimed its run, and goes no further.
@@ -421,19 +421,18 @@ def test_rank_that_died_after_it_was_seen_is_noticed_at_once():
     while world.turns.waiting[second] != "wait":
         world.turns.give(second)
     world.kill(first)
+    return world, second
+
+
+def test_rank_that_died_after_it_was_seen_is_noticed_at_once():
+    world, second = world_with_first_killed_after_it_was_seen()
     world.finish()
     assert "rank 0 died" in second.told["t1"]
     assert second.waited[0] < 5
 
 
 def test_rank_that_was_started_anew_after_it_was_seen_is_noticed_at_once():
-    world = World(2, ["t1"])
-    first, second = world.lives
-    while world.coordinator.owner("r.r00000") is None:
-        world.turns.give(first)
-    while world.turns.waiting[second] != "wait":
-        world.turns.give(second)
-    world.kill(first)
+    world, second = world_with_first_killed_after_it_was_seen()
     # Its next life owns the run before anybody has looked.
     world.lives[0] = next_life = Life(world, 0, [])
     while world.coordinator.owner("r.r00000") is None:
