@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kazoo.client import KazooClient
@@ -23,6 +24,9 @@ _CONNECTION_RETRY: Final = {
     "max_delay": 0.5,
     "max_jitter": 0.3,
 }
+#: How long a server may be silent while we connect. Kazoo waits for it as long as the session lasts: for a
+#: machine that is off, and for a connection that the server forgot (one that starts does, if it comes early).
+_PATIENCE_SECONDS: Final = (1.0, 5.0)
 _PERMISSIONS: Final = {
     "c": Permissions.CREATE,
     "d": Permissions.DELETE,
@@ -65,17 +69,18 @@ class Journal(logging.Logger):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads, with connections of ours."""
+    """Kazoo's threads, with connections of ours, and less patience with servers that say nothing."""
 
-    def __init__(self, tls: Tls | None) -> None:
+    def __init__(self, tls: Tls | None, patience_seconds: float) -> None:
         super().__init__()
         self._tls = tls
+        self._patience = patience_seconds
 
     def create_connection(
         self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **_: Any
     ) -> socket.socket:
         """Connect to one server; every error is an `OSError`, which kazoo takes for a reason to try again."""
-        plain = socket.create_connection(address, timeout)
+        plain = socket.create_connection(address, self._at_most(timeout))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             return plain
@@ -88,6 +93,24 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         except BaseException:
             plain.close()
             raise
+
+    def select(
+        self,
+        reading: Sequence[Any],
+        writing: Sequence[Any],
+        failing: Sequence[Any],
+        timeout: float | None = None,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait for sockets; for one alone, which is where an answer is due, only as long as our patience."""
+        # Between answers kazoo waits for two: for the server's and for its own, which wakes it.
+        due = len(reading) + len(writing) == 1
+        ready: tuple[list[Any], list[Any], list[Any]] = super().select(
+            reading, writing, failing, self._at_most(timeout) if due else timeout
+        )
+        return ready
+
+    def _at_most(self, timeout: float | None) -> float:
+        return self._patience if timeout is None else min(timeout, self._patience)
 
 
 def make_client(hosts: str, access: Access, *, session_seconds: float, journal: Journal) -> KazooClient:
@@ -113,11 +136,17 @@ def make_client(hosts: str, access: Access, *, session_seconds: float, journal: 
         hosts=hosts,
         timeout=session_seconds,
         connection_retry=dict(_CONNECTION_RETRY),
-        handler=_Handler(access.tls),
+        handler=_Handler(access.tls, patience_seconds(session_seconds, hosts.count(",") + 1)),
         default_acl=acl_of(access),
         logger=journal,
         **options,
     )
+
+
+def patience_seconds(session_seconds: float, servers: int) -> float:
+    """Return how long a server may be silent while we connect: all are asked twice before a session ends."""
+    least, most = _PATIENCE_SECONDS
+    return min(most, max(least, session_seconds / (2 * max(servers, 2))), session_seconds / servers)
 
 
 def acl_of(access: Access) -> list[ACL] | None:
