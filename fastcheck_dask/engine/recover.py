@@ -15,6 +15,7 @@ import numpy as np
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.engine import documents
 from fastcheck_dask.engine.candidates import Candidate, candidates, with_older, with_tag
+from fastcheck_dask.engine.encode import Region
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.manifests import manifest_from_nodes
@@ -47,6 +48,7 @@ from fastcheck_dask.tiers.stored_checkpoint import StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
+_BEGUN = " into a state that another one was begun in"
 _MIXED = "the state given as into= was overwritten in part: load into it again, or make it anew"
 
 
@@ -87,9 +89,10 @@ class Into:
         except LayoutError as error:
             if not self.written:
                 raise
-            raise UnrecoverableError(_in_words(manifest), (str(error),)) from error
+            raise UnrecoverableError(_named(manifest) + _BEGUN, (str(error),)) from error
         if left:
-            raise UnrecoverableError(_in_words(manifest), (f"it does not have, or not alike, {left[:4]}",))
+            why = f"it does not have, or not alike, {left[:4]}"
+            raise UnrecoverableError(_named(manifest) + _BEGUN, (why,))
         self.written.update(filling.live)
         return filling
 
@@ -251,17 +254,12 @@ class Recovery:
         newest: bool,
     ) -> Recovered:
         started = time.monotonic()
-        report = LoadReport(manifest.generation, manifest.tag, skipped=skipped)
-        report.older = dict(manifest.notes.older)
-        memory: Memory
-        if into is not None:
-            filling = into.match(manifest, include)
-            tree, arrays = filling.tree, list(filling.arrays)
-            memory = StateMemory(filling, manifest, self._local, None if candidate.slot is not None else fill)
-        else:
-            paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
-            arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
-            memory = self._memory(manifest, arrays, fill=fill if candidate.slot is None else None, late=late)
+        report = LoadReport(
+            manifest.generation, manifest.tag, skipped=skipped, older=dict(manifest.notes.older)
+        )
+        if candidate.slot is not None:
+            fill = None
+        memory, tree, arrays = self._place(manifest, include, into=into, fill=fill, late=late)
         loader = ChunkLoader(
             manifest,
             memory.region,
@@ -272,17 +270,12 @@ class Recovery:
             newest=newest,
             settle=memory.settle,
         )
-        keys = [chunk.key for spec in arrays for chunk in spec.chunks]
         try:
+            keys = [chunk.key for spec in arrays for chunk in spec.chunks]
             if candidate.slot is None:
                 await loader.load(keys)
             else:
-                in_slot = slot_region(self._local, candidate.slot, manifest)
-                damaged = loader.take_local(keys, in_slot)
-                await loader.load(keys)
-                for key in damaged:
-                    # The slot may be the base of the next save.
-                    np.copyto(in_slot(key), memory.region(key))
+                await _load_with(slot_region(self._local, candidate.slot, manifest), loader, keys, memory)
             state = memory.state(tree, arrays)
         except BaseException:
             memory.abandon()
@@ -292,23 +285,7 @@ class Recovery:
             of = None if include is None else documents.Included(tree, arrays)
             await self._check_beside(candidate, manifest, report, of=of)
         report.seconds = time.monotonic() - started
-        log.info(
-            "generation %d (%s) loaded from %s: %d bytes in %.3f s",
-            manifest.generation,
-            manifest.tag,
-            report.source,
-            sum(spec.nbytes for spec in arrays),
-            report.seconds,
-        )
-        for name, group in report.older.items():
-            log.warning(
-                "generation %d (%s): group %s is older, of generation %d (%s)",
-                manifest.generation,
-                manifest.tag,
-                name,
-                group.generation,
-                group.tag,
-            )
+        _tell(report, sum(spec.nbytes for spec in arrays))
         return Recovered(state, manifest, report, filled)
 
     async def _check_beside(
@@ -340,22 +317,28 @@ class Recovery:
             marker = CommitMarker.of(manifest, manifest.to_bytes(), needs=needs)
         return StoredCheckpoint(self._folder, marker, manifest)
 
-    def _memory(
+    def _place(
         self,
         manifest: Manifest,
-        arrays: list[ArraySpec],
+        include: str | list[str] | None,
         *,
+        into: Into | None,
         fill: int | None,
         late: bool,
-    ) -> Memory:
+    ) -> tuple[Memory, Any, list[ArraySpec]]:
+        """Return the memory to load into, and the tree and arrays of what is wanted of a checkpoint."""
+        if into is not None:
+            filling = into.match(manifest, include)
+            return StateMemory(filling, manifest, self._local, fill), filling.tree, list(filling.arrays)
+        paths, tree = (None, manifest.tree) if include is None else select(manifest.tree, include)
+        arrays = [spec for spec in manifest.arrays if paths is None or spec.path in paths]
         if fill is not None:
             try:
-                if late:
-                    return LateFilledSlot(self._local, fill, manifest)
-                return FilledSlot(self._local, fill, manifest)
+                kept = LateFilledSlot if late else FilledSlot
+                return kept(self._local, fill, manifest), tree, arrays
             except TierError as error:
                 log.warning("the checkpoint is not kept in shared memory: %s", error)
-        return PlainMemory(manifest, arrays)
+        return PlainMemory(manifest, arrays), tree, arrays
 
     async def _manifest(self, candidate: Candidate) -> Manifest:
         """Get the manifest from the nearest place that has it."""
@@ -385,8 +368,32 @@ class Recovery:
         )
 
 
-def _in_words(manifest: Manifest) -> str:
-    return f"generation {manifest.generation} ({manifest.tag}) into a state that another one was begun in"
+async def _load_with(slot_bits: Region, loader: ChunkLoader, keys: list[str], memory: Memory) -> None:
+    """Load what a slot holds, and put right what is damaged there: it may be the base of the next save."""
+    damaged = loader.take_local(keys, slot_bits)
+    await loader.load(keys)
+    for key in damaged:
+        np.copyto(slot_bits(key), memory.region(key))
+
+
+def _tell(report: LoadReport, nbytes: int) -> None:
+    """Log what was loaded."""
+    what = report.generation, report.tag
+    log.info(
+        "generation %d (%s) loaded from %s: %d bytes in %.3f s", *what, report.source, nbytes, report.seconds
+    )
+    for name, group in report.older.items():
+        log.warning(
+            "generation %d (%s): group %s is older, of generation %d (%s)",
+            *what,
+            name,
+            group.generation,
+            group.tag,
+        )
+
+
+def _named(manifest: Manifest) -> str:
+    return f"generation {manifest.generation} ({manifest.tag})"
 
 
 def _refuse(manifest: Manifest, *, healthy: bool, older: Collection[str] | None) -> None:
@@ -400,7 +407,7 @@ def _refuse(manifest: Manifest, *, healthy: bool, older: Collection[str] | None)
             f"the object tier has its group {unasked[0]} of generation {notes.older[unasked[0]].generation} "
             "only: give the manager that group, or load with older_groups=True to get a state of two steps"
         )
-        raise UnrecoverableError(f"{_in_words(manifest)}, all of one step,", (why,))
+        raise UnrecoverableError(f"{_named(manifest)}, all of one step,", (why,))
 
 
 def _damaged_above(survey: Survey, generation: int) -> list[str]:

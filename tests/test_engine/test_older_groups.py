@@ -77,7 +77,9 @@ def test_load_takes_older_groups_only_if_asked(rig, states):
         save(run, states, step, nodes=4)
     assert not run.recover(tag="s2").report.older
     lose_memory(run)
-    with pytest.raises(UnrecoverableError, match=r"s2.*of generation 1 only.*older_groups=True"):
+    with pytest.raises(
+        UnrecoverableError, match=r"\(s2\), all of one step, cannot.*of generation 1 only.*older_groups=True"
+    ):
         run.recover(tag="s2", older=["another"])
     # Without a tag it falls back to the newest that is of one step.
     found = run.recover()
