@@ -190,6 +190,26 @@ def _as_rank(
 
 
 async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
+    """Be the agent of a run until its trainer closes or is gone; tell the trainer if that cannot be."""
+    outbox = _Outbox(channel)
+    logging.getLogger("fastcheck_dask").addHandler(outbox)
+    logging.getLogger("fastcheck_dask").setLevel(start["log_level"])
+    sending = asyncio.create_task(outbox.run())
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(sending.cancel)
+        stack.push_async_callback(outbox.flushed)
+        try:
+            await _serve(channel, start, outbox, stack)
+        except Exception as error:  # the trainer has to hear of it, whatever it was
+            log.error("the agent gives up: %s", error, exc_info=not isinstance(error, FastCheckError))
+            outbox.post({"event": "cannot_start", "error": to_wire(error)})
+
+
+async def _serve(
+    channel: AsyncChannel, start: dict[str, Any], outbox: _Outbox, stack: contextlib.AsyncExitStack
+) -> None:
+    """Own the run, and do what the trainer asks for; what `stack` holds is given back after it."""
+    ranks = start["ranks"]
     config = RunConfig(
         run=start["run"],
         location=start["location"],
@@ -199,58 +219,48 @@ async def _run(channel: AsyncChannel, start: dict[str, Any]) -> None:
         settings=Settings.from_dict(start["settings"]),
         takeover=start["takeover"],
     )
-    ranks = start["ranks"]
-    outbox = _Outbox(channel)
-    logging.getLogger("fastcheck_dask").addHandler(outbox)
-    logging.getLogger("fastcheck_dask").setLevel(start["log_level"])
-    sending = asyncio.create_task(outbox.run())
-    connected: Coordinator | None = None
-    coordinator: Coordinator
-    duties: RankDuties | None
-    lock: ProcessLock | None = None
+    settings = config.settings
+    patience = _PREDECESSOR_SECONDS + (settings.commit_seconds if ranks else 0.0)
+    lock = await asyncio.to_thread(_take_over, config.run, settings.local_dir, patience)
+    stack.callback(lock.release)
+    coordinator = await asyncio.to_thread(_connected, config)
+    stack.push_async_callback(_closed, coordinator)
+    duties: RankDuties | None = None
+    if ranks is not None:
+        coordinator, duties = await asyncio.to_thread(_as_rank, coordinator, ranks, settings)
+    claim = await asyncio.to_thread(
+        coordinator.claim,
+        config.run,
+        start["owner"],
+        wait_seconds=settings.session_seconds * 1.5,
+        takeover=config.takeover,
+    )
+    service = SaveService(
+        config, coordinator, claim, outbox.post, states=_states(config, coordinator), ranks=duties
+    )
     try:
-        patience = _PREDECESSOR_SECONDS + (config.settings.commit_seconds if ranks else 0.0)
-        lock = await asyncio.to_thread(_take_over, config.run, config.settings.local_dir, patience)
-        connected = await asyncio.to_thread(
-            connect,
-            config.coordinator_url,
-            timeout_seconds=config.settings.coordinator_seconds,
-            session_seconds=config.settings.session_seconds,
-            access=Access.of(config.settings),
-        )
-        coordinator, duties = connected, None
-        if ranks is not None:
-            coordinator, duties = await asyncio.to_thread(_as_rank, connected, ranks, config.settings)
-        claim = await asyncio.to_thread(
-            coordinator.claim,
-            config.run,
-            start["owner"],
-            wait_seconds=config.settings.session_seconds * 1.5,
-            takeover=config.takeover,
-        )
-        service = SaveService(
-            config, coordinator, claim, outbox.post, states=_states(config, coordinator), ranks=duties
-        )
-        try:
-            free = await service.start(start["keep"])
-            outbox.post({"event": "ready", "free": free})
-            if await _Requests(channel, outbox, service).serve():
-                outbox.post({"event": "closed", "safe": await asyncio.to_thread(service.safe_elsewhere)})
-        finally:
-            await service.close()
-            await asyncio.to_thread(claim.close)
-    except Exception as error:  # the trainer has to hear of it, whatever it was
-        log.error("the agent gives up: %s", error, exc_info=not isinstance(error, FastCheckError))
-        outbox.post({"event": "cannot_start", "error": to_wire(error)})
+        free = await service.start(start["keep"])
+        outbox.post({"event": "ready", "free": free})
+        if await _Requests(channel, outbox, service).serve():
+            outbox.post({"event": "closed", "safe": await asyncio.to_thread(service.safe_elsewhere)})
     finally:
-        if connected is not None:
-            # The kernel or the session's end takes back what could not be given back.
-            with contextlib.suppress(FastCheckError):
-                await asyncio.to_thread(connected.close)
-        if lock is not None:
-            lock.release()
-        await outbox.flushed()
-        sending.cancel()
+        await service.close()
+        await asyncio.to_thread(claim.close)
+
+
+def _connected(config: RunConfig) -> Coordinator:
+    return connect(
+        config.coordinator_url,
+        timeout_seconds=config.settings.coordinator_seconds,
+        session_seconds=config.settings.session_seconds,
+        access=Access.of(config.settings),
+    )
+
+
+async def _closed(coordinator: Coordinator) -> None:
+    # The kernel or the session's end takes back what could not be given back.
+    with contextlib.suppress(FastCheckError):
+        await asyncio.to_thread(coordinator.close)
 
 
 def _watch(trainer_pid: int, channel: AsyncChannel) -> None:

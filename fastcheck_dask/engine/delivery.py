@@ -99,7 +99,7 @@ class Delivery:
         deltas: bool,
         substitute: Substitute | None = None,
     ) -> None:
-        self._room, self._as_deltas = room, deltas
+        self.room, self._as_deltas = room, deltas
         self._run, self._order = claim.run, claim.order
         self.generation, self._token = name
         self._attempt = attempt
@@ -199,7 +199,7 @@ class Delivery:
             seat.held.update(chunk.key for chunk in taken)
             seat.deltas.update(chunk.key for chunk in taken if is_delta(chunk.payload))
             self.sent_bytes += nbytes
-            self._room.sent(shard, nbytes)
+            self.room.sent(shard, nbytes)
             return
 
     async def prepare(self, manifest: bytes) -> bool:
@@ -294,7 +294,7 @@ class Delivery:
 
     async def _ask_begin(self, client: PeerClient, shard: int, base: tuple[int, str] | None) -> Sequence[str]:
         """Begin with what the shard is likely to take; with less if the node has less, and it may do."""
-        self._room.begin(shard, deltas=self._as_deltas and base is not None)
+        self.room.begin(shard, deltas=self._as_deltas and base is not None)
         begin = partial(
             client.begin,
             self._run,
@@ -306,7 +306,7 @@ class Delivery:
             order=self._order,
             attempt=self._attempt,
         )
-        wish = self._room.wish(shard)
+        wish = self.room.wish(shard)
         try:
             return await begin(reserve_bytes=wish.wanted_bytes)
         except NodeFullError as error:

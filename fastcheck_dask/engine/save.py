@@ -220,38 +220,20 @@ class PeerSaver:
         content = Content(snapshot.content.arrays, snapshot.content.placement, layout)
         # What goes raw goes whole. The stripes are those of the base in any case.
         against = base if compress else None
-        draft = partial(manifest_of, self._run, generation, snapshot, layout=layout)
-        room = self._reservations.room(
-            shard_sizes(content),
-            manifest_bytes=len(
-                draft(dict.fromkeys(layout.position, _NO_DIGEST), nodes=choice.nodes).to_bytes()
-            ),
-            compress=compress,
-        )
-        delivery = Delivery(
-            self._claim,
-            (generation, snapshot.token),
-            attempt=next(self._attempts),
-            layout=layout,
-            nodes=choice.nodes,
+        delivery = self._delivery(
+            snapshot,
+            content,
+            choice.nodes,
             latest=latest,
-            client=self._client,
-            room=room,
+            generation=generation,
+            compress=compress,
             deltas=against is not None,
-            substitute=self._substitute,
         )
         try:
-            try:
-                manifest, data = await self._deliver(
-                    delivery, snapshot, content, against, compress=compress, before=before
-                )
-                choice = replace(choice, nodes=delivery.nodes)
-                await asyncio.to_thread(seal, data)
-            except BaseException as error:
-                if isinstance(error, NodeFullError) and room.sent_bytes:
-                    self._reservations.forget()
-                await delivery.abort()
-                raise
+            manifest, data = await self._held(
+                delivery, snapshot, content, against, compress=compress, before=before, seal=seal
+            )
+            choice = replace(choice, nodes=delivery.nodes)
             record = record_of(manifest, data, choice, snapshot.raw_bytes)
             try:
                 record = await publish(self._coordinator, record, self._claim)
@@ -265,11 +247,67 @@ class PeerSaver:
         if not delivery.replaced:
             # The time that a node's failure took says nothing about the link.
             self._compression.observe(delivery.meter, compressed=compress)
-        self._reservations.learn(room)
+        self._reservations.learn(delivery.room)
         self._dealer.done()
         stats = _stats(snapshot, choice, delivery, compressed=compress)
         stats.flags = manifest.notes.flags
         return Saved(record, manifest, data, stats)
+
+    def _delivery(
+        self,
+        snapshot: Snapshot,
+        content: Content,
+        nodes: Sequence[NodeInfo],
+        *,
+        latest: CommitRecord | None,
+        generation: int,
+        compress: bool,
+        deltas: bool,
+    ) -> Delivery:
+        """Return what brings a snapshot to its nodes, and knows how much room it asks them for."""
+        layout = content.layout
+        assert layout is not None
+        digests = dict.fromkeys(layout.position, _NO_DIGEST)
+        draft = manifest_of(self._run, generation, snapshot, digests, nodes=nodes, layout=layout)
+        room = self._reservations.room(
+            shard_sizes(content), manifest_bytes=len(draft.to_bytes()), compress=compress
+        )
+        return Delivery(
+            self._claim,
+            (generation, snapshot.token),
+            attempt=next(self._attempts),
+            layout=layout,
+            nodes=nodes,
+            latest=latest,
+            client=self._client,
+            room=room,
+            deltas=deltas,
+            substitute=self._substitute,
+        )
+
+    async def _held(
+        self,
+        delivery: Delivery,
+        snapshot: Snapshot,
+        content: Content,
+        base: Base | None,
+        *,
+        compress: bool,
+        before: Manifest | None,
+        seal: Callable[[bytes], None],
+    ) -> tuple[Manifest, bytes]:
+        """Have nodes and slot hold everything but the commit, or the nodes nothing; see `_deliver`."""
+        try:
+            manifest, data = await self._deliver(
+                delivery, snapshot, content, base, compress=compress, before=before
+            )
+            await asyncio.to_thread(seal, data)
+        except BaseException as error:
+            if isinstance(error, NodeFullError) and delivery.room.sent_bytes:
+                self._reservations.forget()
+            await delivery.abort()
+            raise
+        return manifest, data
 
     def _deal(
         self, snapshot: Snapshot, choice: Choice, base: Base | None, *, compress: bool

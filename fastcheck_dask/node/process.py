@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import dask
 from distributed.comm.addressing import get_address_host
 
-from fastcheck_dask.config import settings
+from fastcheck_dask.config import Settings, settings
 from fastcheck_dask.coordination.base import Coordinator, NodeInfo, Registration
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.coordination.election import Service
@@ -157,11 +158,7 @@ def run_storage(
         # Whatever connects from this process, the tasks of its worker too, finds the same.
         stack.enter_context(dask.config.set(config or {}))
         found = settings()
-        tls = DataTls.of(found)
-        listen_address(host, port, insecure=insecure, tls=tls is not None)
-        check_worker(scheduler, host, insecure=insecure)
-        if scheduler is not None:
-            check_scheduler(scheduler, "worker", "client")
+        tls = _checked_tls(found, scheduler, host, port, insecure=insecure)
         coordinator = connect(
             coordinator_url,
             timeout_seconds=found.coordinator_seconds,
@@ -169,14 +166,7 @@ def run_storage(
         )
         stack.callback(coordinator.close)
         store = ShardStore(name, memory_bytes, ring=ring)
-        scrubber = Scrubber(
-            store, pause_seconds=work.scrub_seconds, bytes_per_second=work.scrub_bytes_per_second
-        )
-        stack.callback(scrubber.close)
-        housekeeper = Housekeeper(store, coordinator)
-        stack.callback(housekeeper.close)
-        queue = MergeQueue(store)
-        stack.callback(queue.close)
+        scrubber, queue = _work_on(store, coordinator, work, stack)
         service = None if service_of is None else service_of(coordinator, scheduler, work=work)
         states = NodeStates(
             name, coordinator.entries, store.status, service=service, client=clients_for(found)
@@ -201,23 +191,50 @@ def run_storage(
         stack.callback(states.close)
         states.start(server.address)
         life = NodeLife(coordinator.entries, info)
-        stack.callback(show_metrics(vitals.families))
-        if metrics_port is not None:
-            metrics = serve_metrics(vitals.families, host, metrics_port)
-            stack.callback(metrics.close)
-            sys.stdout.write(f"fastcheck storage {name}: metrics {metrics.url}\n")
+        _show(vitals, name, host, metrics_port, stack)
         where = {"data_addr": server.address, "rack": rack, "coordinator": coordinator_url}
         plugin = StoragePlugin(name, queue, lambda: {**where, **vitals.brief()})
-
-        def drain() -> Coroutine[Any, Any, bool]:
-            return drained(store, coordinator, seconds=drain_seconds)
-
         control = None if scheduler is None else keep_worker(scheduler, name=name, host=host, plugin=plugin)
+        drain = partial(drained, store, coordinator, seconds=drain_seconds)
         freeze_what_is_here()
         with life:
             asyncio.run(
                 _until_signal(info, control, registry=registry, states=states, life=life, drain=drain)
             )
+
+
+def _checked_tls(
+    found: Settings, scheduler: str | None, host: str, port: int, *, insecure: bool
+) -> DataTls | None:
+    """Return how the data port is secured; raise `ConfigError` if strangers could get at this node."""
+    tls = DataTls.of(found)
+    listen_address(host, port, insecure=insecure, tls=tls is not None)
+    check_worker(scheduler, host, insecure=insecure)
+    if scheduler is not None:
+        check_scheduler(scheduler, "worker", "client")
+    return tls
+
+
+def _work_on(
+    store: ShardStore, coordinator: Coordinator, work: Background, stack: ExitStack
+) -> tuple[Scrubber, MergeQueue]:
+    """Start what is done to the store in the background."""
+    scrubber = Scrubber(store, pause_seconds=work.scrub_seconds, bytes_per_second=work.scrub_bytes_per_second)
+    stack.callback(scrubber.close)
+    housekeeper = Housekeeper(store, coordinator)
+    stack.callback(housekeeper.close)
+    queue = MergeQueue(store)
+    stack.callback(queue.close)
+    return scrubber, queue
+
+
+def _show(vitals: Vitals, name: str, host: str, port: int | None, stack: ExitStack) -> None:
+    """Show the metrics, and serve them if there is a port."""
+    stack.callback(show_metrics(vitals.families))
+    if port is not None:
+        metrics = serve_metrics(vitals.families, host, port)
+        stack.callback(metrics.close)
+        sys.stdout.write(f"fastcheck storage {name}: metrics {metrics.url}\n")
 
 
 async def _until_signal(
