@@ -120,7 +120,7 @@ def _repair_markers(folder: CheckpointFolder, repaired: list[str], *, all_of_the
 
     if all_of_them:
         each_damaged_marker(folder, mend)
-    repaired += [f"{path} from its copy and the ranks' own markers" for path in repair_joint_markers(folder)]
+    repaired += [f"{path} from its copy, or the ranks' own markers" for path in repair_joint_markers(folder)]
 
 
 def _verified(

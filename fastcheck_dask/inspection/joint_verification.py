@@ -22,7 +22,7 @@ from fastcheck_dask.inspection.ranks import (
 from fastcheck_dask.inspection.repair import Sources
 from fastcheck_dask.inspection.verification import Fault, Problem, Verified, verify_rest
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
-from fastcheck_dask.tiers.joint_marker import JointFolder, path_of
+from fastcheck_dask.tiers.joint_marker import JointFolder, copy_of, path_of
 
 #: Tags that an error names.
 _SHOWN_TAGS = 8
@@ -55,7 +55,7 @@ def choose_one(folder: CheckpointFolder, tag: str | None, *, directory: str | No
     # Which checkpoint a damaged marker was of, nobody knows: it may have been the newest.
     damaged = _damaged(ranks, tag)
     if joint is not None:
-        return Chosen(tuple(part for part in joint.parts if part is not None), damaged + _missing(joint))
+        return Chosen(tuple(part for part in joint.parts if part is not None), damaged + _harmed(folder, joint))
     if not own and damaged:
         return Chosen((), damaged)
     if not own and ranks.joint:
@@ -84,7 +84,7 @@ def choose_all(folder: CheckpointFolder) -> Chosen:
             if problem.fault is not Fault.DAMAGED
         ]
     for joint in ranks.joint:
-        problems += _missing(joint)
+        problems += _harmed(folder, joint)
     own = [Part(folder, marker) for marker in folder.committed()]
     return Chosen((*own, *ranks.parts), tuple(problems))
 
@@ -117,17 +117,26 @@ def sources_of(part: Part, sources: Sources) -> Sources:
 
 
 def repair_joint_markers(folder: CheckpointFolder) -> list[str]:
-    """Write the joint markers anew that are damaged or gone, and proven by the rest; return their names.
+    """Write the joint markers and their copies anew that are damaged or gone, and proven by the rest.
+
+    Those of earlier releases get the digest and the copy that they lack.
+
+    Returns
+    -------
+    list of str
+        Their names.
 
     Raises
     ------
     TierError
         If the store does not answer, or cannot be written.
     """
-    lost = survey_ranks(folder, folder.store.list("")).lost
-    for marker in lost:
-        JointFolder(folder.store.location).restore(marker)
-    return [path_of(marker) for marker in lost]
+    ranks = survey_ranks(folder, folder.store.list(""))
+    whole = JointFolder(folder.store.location)
+    for marker in ranks.lost:
+        whole.restore(marker)
+    settled = [path for one in ranks.joint if not one.lacking for path in whole.settle(one.by_parts)]
+    return [*map(path_of, ranks.lost), *settled]
 
 
 def _damaged(ranks: RanksSurvey, tag: str | None = None) -> tuple[Problem, ...]:
@@ -137,6 +146,20 @@ def _damaged(ranks: RanksSurvey, tag: str | None = None) -> tuple[Problem, ...]:
         for path, reason in ranks.damaged
         if tag in (None, *(parse_directory_name(PurePosixPath(path).stem) or ())[1:])
     )
+
+
+def _harmed(folder: CheckpointFolder, joint: Joint) -> tuple[Problem, ...]:
+    """Return what is missing of a checkpoint of all ranks; if nothing is, what is wrong with its joint marker."""
+    if joint.lacking:
+        return _missing(joint)
+    marker, found = joint.marker, []
+    if joint.by_parts != marker:
+        detail = f"created_unix is {marker.created_unix!r}, by the ranks' own markers {joint.by_parts.created_unix!r}"
+        found.append(Problem(path_of(marker), Fault.DAMAGED, detail, fatal=False))
+    elif (fault := JointFolder(folder.store.location).copy_fault(marker)) is not None:
+        detail = f"{fault}; it is the copy of {path_of(marker)}, from which that could not be written anew"
+        found.append(Problem(copy_of(marker), Fault.DAMAGED, detail, fatal=False))
+    return tuple(found)
 
 
 def _missing(joint: Joint) -> tuple[Problem, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
 from fastcheck_dask.ids import directory_name
@@ -49,6 +49,12 @@ class Joint:
     def lacking(self) -> tuple[int, ...]:
         """The ranks whose part is not there."""
         return tuple(rank for rank, part in enumerate(self.parts) if part is None)
+
+    @property
+    def by_parts(self) -> JointMarker:
+        """The marker as its parts, which are all there, say that it has to be."""
+        created = max(part.marker.created_unix for part in self.parts if part is not None)
+        return replace(self.marker, created_unix=created)
 
     @property
     def problem(self) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -46,9 +48,17 @@ class JointMarker:
     generations: tuple[int, ...]
 
     def to_bytes(self) -> bytes:
-        """Return the marker as canonical JSON."""
-        document = {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        """Return the marker as canonical JSON, with a digest of all the rest of it."""
+        return _canonical(self._fields | {"sha256": hashlib.sha256(self._without_digest).hexdigest()})
+
+    @property
+    def _without_digest(self) -> bytes:
+        """What earlier releases wrote."""
+        return _canonical(self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "joint marker") -> JointMarker:
@@ -59,7 +69,8 @@ class JointMarker:
         UnknownFormatError
             If it is not a joint marker, or of a newer format.
         CorruptDataError
-            If a field is missing or cannot be right.
+            If a field is missing or cannot be right, or they are other bytes than were written: those without a
+            digest are what earlier releases wrote, and a change that fits its place is not noticed in them.
         """
         document = parse_json(data, where)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -76,6 +87,9 @@ class JointMarker:
             marker._check()
         except (KeyError, TypeError, ValueError, FastCheckError) as error:
             raise CorruptDataError(f"{where}: damaged ({type(error).__name__}: {error})") from error
+        wanted = marker.to_bytes() if "sha256" in document else marker._without_digest
+        if data != wanted:
+            raise CorruptDataError(f"{where}: damaged (it has {len(data)} bytes that are not what was written)")
         return marker
 
     def _check(self) -> None:
@@ -83,6 +97,8 @@ class JointMarker:
         for value in (self.number, self.world_size, *self.generations):
             if type(value) is not int or not 0 <= value < 2**62:
                 raise ValueError(f"{value!r} is no number")
+        if isinstance(self.created_unix, bool) or not math.isfinite(self.created_unix):
+            raise ValueError(f"created_unix is {self.created_unix!r}")
         if not all(isinstance(token, str) for token in self.tokens):
             raise TypeError("a token is no text")
         if not len(self.tokens) == len(self.generations) == self.world_size:
@@ -167,6 +183,34 @@ class JointFolder:
         self._store.write(path_of(marker), marker.to_bytes())
         self._store.sync(path_of(marker))
 
+    def copy_fault(self, marker: JointMarker) -> str | None:
+        """Say what is wrong with the copy of a marker that is there; None if nothing is.
+
+        Earlier releases wrote neither digests nor copies.
+        """
+        try:
+            data = self._store.read(copy_of(marker))
+        except ShardUnavailableError as error:
+            earlier = self._store.read(path_of(marker)) == marker._without_digest
+            return None if earlier else str(error)
+        if data in (marker.to_bytes(), marker._without_digest):
+            return None
+        return f"{len(data):,} bytes that are not those of the joint marker"
+
+    def settle(self, marker: JointMarker) -> list[str]:
+        """Write a marker that its parts prove, and its copy, where they are other bytes; return their paths."""
+        written = []
+        for path in (copy_of(marker), path_of(marker)):
+            try:
+                if self._store.read(path) == marker.to_bytes():
+                    continue
+            except ShardUnavailableError:
+                pass
+            self._store.write(path, marker.to_bytes())
+            self._store.sync(path)
+            written.append(path)
+        return written
+
     def publish(self, marker: JointMarker) -> bool:
         """Write a marker, if every rank's folder has its part; return whether it is there. Idempotent.
 
@@ -194,7 +238,7 @@ class JointFolder:
             if self.lacking(marker):
                 return False
             self._check_roots(marker)
-            self._store.write(f"{_COPIES}/{name_of(marker)}", marker.to_bytes())
+            self._store.write(copy_of(marker), marker.to_bytes())
             if data is None:
                 self._store.create(path, marker.to_bytes())
             else:
@@ -251,9 +295,18 @@ def path_of(marker: JointMarker) -> str:
     return f"{_FOLDER}/{name_of(marker)}"
 
 
+def copy_of(marker: JointMarker) -> str:
+    """Return where the copy of a joint marker lies, relative to the location."""
+    return f"{_COPIES}/{name_of(marker)}"
+
+
 def name_of(marker: JointMarker) -> str:
     """Return the name of a joint marker's file."""
     return f"{directory_name(marker.number, marker.tag)}{_SUFFIX}"
+
+
+def _canonical(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _is_newer(data: bytes) -> bool:

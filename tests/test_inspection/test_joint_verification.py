@@ -8,6 +8,7 @@ from fastcheck_dask.inspection.joint_verification import (
     choose_all,
     choose_one,
     each_damaged_marker,
+    repair_joint_markers,
     seen_from_above,
     sources_of,
 )
@@ -16,6 +17,9 @@ from fastcheck_dask.inspection.repair import Sources
 from fastcheck_dask.inspection.verification import verify
 from fastcheck_dask.testing.checkpoints import write_checkpoint, write_joint
 from fastcheck_dask.tiers.joint_marker import location_of_rank
+
+JOINT = ".fastcheck/joint/00000002-t2.json"
+COPY = "rank-00000/.fastcheck/joint-copies/00000002-t2.json"
 
 
 def states(step):
@@ -97,3 +101,38 @@ def test_other_locations_give_the_folder_of_the_same_rank(whole, tmp_path):
     other = open_folder(str(tmp_path / "copy"))[0]
     (found,) = sources_of(part, Sources([other])).folders
     assert found.store.location == f"{tmp_path}/copy/rank-00001"
+
+
+@pytest.mark.parametrize("name", [JOINT, COPY])
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+def test_joint_marker_and_its_copy_are_verified_and_each_is_made_again(whole, name, damage):
+    data = whole.store.read(name)
+    if damage == "deleted":
+        whole.store.delete(name)
+    else:
+        whole.store.write(name, data.replace(b'"created_unix":1700000002', b'"created_unix":1700000003'))
+    for chosen in (choose_one(whole, None), choose_all(whole)):
+        assert [problem.name for problem in chosen.problems] == [name]
+    assert repair_joint_markers(whole) == [name]
+    assert choose_all(whole).problems == ()
+    assert whole.store.read(name) == data
+
+
+def of_an_earlier_release(data):
+    """Return a joint marker without its digest."""
+    start = data.index(b'"sha256"')
+    return data[:start] + data[data.index(b'"tag"') :]
+
+
+def test_joint_marker_of_an_earlier_release_is_held_against_the_ranks_own_and_gets_a_copy(whole):
+    data = whole.store.read(JOINT)
+    whole.store.delete(COPY)
+    whole.store.write(JOINT, of_an_earlier_release(data))
+    assert choose_all(whole).problems == ()
+    whole.store.write(JOINT, of_an_earlier_release(data).replace(b"1700000002", b"1700000009"))
+    (problem,) = choose_one(whole, None).problems
+    assert (problem.name, problem.fatal) == (JOINT, False)
+    assert "1700000009" in problem.detail
+    assert sorted(repair_joint_markers(whole)) == [JOINT, COPY]
+    assert whole.store.read(JOINT) == whole.store.read(COPY) == data
+    assert choose_all(whole).problems == ()
