@@ -68,7 +68,7 @@ def verify(
     folder, directory = opened(url)
     repaired: list[str] = []
     if repair:
-        _repair_markers(folder, repaired, all_of_them=all_of_them)
+        _repair_markers(folder, repaired)
     chosen = _chosen(folder, directory, tag, all_of_them=all_of_them)
     found = []
     with progress("verifying", sum(part.marker.raw_bytes for part in chosen.parts)) as advance:
@@ -109,7 +109,7 @@ def _chosen(folder: CheckpointFolder, directory: str | None, tag: str | None, *,
     return joint.choose_one(folder, tag, directory=directory)
 
 
-def _repair_markers(folder: CheckpointFolder, repaired: list[str], *, all_of_them: bool) -> None:
+def _repair_markers(folder: CheckpointFolder, repaired: list[str]) -> None:
     """Write the damaged commit markers anew, and then the joint ones, which those prove."""
     from fastcheck_dask.inspection.joint_verification import each_damaged_marker, repair_joint_markers
     from fastcheck_dask.inspection.repair import repair_marker
@@ -118,8 +118,7 @@ def _repair_markers(folder: CheckpointFolder, repaired: list[str], *, all_of_the
         if repair_marker(folder, directory):
             repaired.append(f"{name} from the checkpoint itself")
 
-    if all_of_them:
-        each_damaged_marker(folder, mend)
+    each_damaged_marker(folder, mend)
     repaired += [f"{path} from its copy, or the ranks' own markers" for path in repair_joint_markers(folder)]
 
 
@@ -135,7 +134,7 @@ def _verified(
     found = verification.verify(folder, marker, strict=strict, advance=advance)
     if sources is not None and not found.intact:
         done = repair(folder, marker, found, sources_of(part, sources)).repaired
-        repaired += [part.prefix + line for line in done]
+        repaired += [part.prefix + line if part.root is None else f"{line}, at {part.root}" for line in done]
         found = verification.verify(folder, marker, strict=strict)
     # Retention may have removed it while it was read.
     removed = not found.intact and not folder.store.exists(marker_path(marker.directory))

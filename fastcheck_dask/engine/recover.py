@@ -159,7 +159,7 @@ class Recovery:
         survey, unlisted = self._survey()
         found = self._candidates(records, survey)
         wanted = found if token is None else [c for c in found if c.token == token]
-        chosen = with_older(self._chosen(wanted, tag, unlisted))
+        chosen = with_older(self._chosen(wanted, tag, survey, unlisted))
         if not chosen:
             self._refuse_unmarked()
             return None
@@ -207,9 +207,13 @@ class Recovery:
             return Survey((), ()), error
 
     @staticmethod
-    def _chosen(found: list[Candidate], tag: str | None, unlisted: TierError | None) -> list[Candidate]:
+    def _chosen(
+        found: list[Candidate], tag: str | None, survey: Survey, unlisted: TierError | None
+    ) -> list[Candidate]:
         """Return what may be loaded, in order; nothing only if it is sure that nothing was ever saved."""
         known = [c for c in found if tag is None or c.tag == tag]
+        if not known and tag is not None:
+            _refuse_damaged(survey, tag)
         if not known and unlisted is not None:
             raise UnrecoverableError(
                 "whatever the object tier holds (the other tiers know of no such checkpoint)",
@@ -418,6 +422,14 @@ def _damaged_above(survey: Survey, generation: int) -> list[str]:
         for marker, name in names
         if name is not None and name[0] > generation
     ]
+
+
+def _refuse_damaged(survey: Survey, tag: str) -> None:
+    """Raise `CorruptDataError` if the object tier has a damaged commit marker of a tag."""
+    for damaged in survey.damaged:
+        parsed = parse_directory_name(Path(damaged.path).stem)
+        if parsed is not None and parsed[1] == tag:
+            raise CorruptDataError(f"checkpoint {tag!r}: its commit marker cannot be read: {damaged.reason}")
 
 
 def _kept(memory: Memory, manifest: Manifest) -> int | None:

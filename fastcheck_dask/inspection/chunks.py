@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import TypeVar
 
 import numpy as np
-from fastcheck_codecs import CodecError, PrefixIndex
+from fastcheck_codecs import CodecError, PrefixIndex, is_delta
 
 from fastcheck_dask.engine.encode import Bits, digest
 from fastcheck_dask.errors import ShardCorruptError
@@ -67,6 +67,11 @@ class ChunkReader:
             return self.stored.read(chunk.key, out=out)[0]
         payload = self.folder.read_chunk(self.directory, chunk.key)
         return decoded(payload, chunk, want=self.manifest.digests[chunk.key], where=self.where, out=out)
+
+    def before(self, chunk: Chunk, payload: Bits) -> Bits | None:
+        """Return the bits against which a chunk is a delta; None if it is whole. Raises as :meth:`read`."""
+        base = None if self.stored is None else self.stored.base
+        return base.read(chunk.key)[0] if base is not None and is_delta(payload) else None
 
     @property
     def where(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from fastcheck_dask.errors import CheckpointNotFoundError
-from fastcheck_dask.ids import parse_directory_name
+from fastcheck_dask.errors import CheckpointNotFoundError, FastCheckError
+from fastcheck_dask.ids import is_url, joined, parse_directory_name
 from fastcheck_dask.inspection.location import choose
 from fastcheck_dask.inspection.ranks import (
     Joint,
@@ -20,8 +20,8 @@ from fastcheck_dask.inspection.ranks import (
     survey_ranks,
 )
 from fastcheck_dask.inspection.repair import Sources
-from fastcheck_dask.inspection.verification import Fault, Problem, Verified, verify_rest
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
+from fastcheck_dask.inspection.verification import Fault, Problem, Verified, as_problem, verify_rest
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
 from fastcheck_dask.tiers.joint_marker import JointFolder, copy_of, path_of
 
 #: Tags that an error names.
@@ -46,16 +46,21 @@ def choose_one(folder: CheckpointFolder, tag: str | None, *, directory: str | No
     TierError
         If the store does not answer.
     """
-    ranks = survey_ranks(folder, folder.store.list(""))
+    listing = list(folder.store.listing(""))
+    ranks = survey_ranks(folder, [stored.path for stored in listing])
     committed = folder.committed()
     if directory is not None:
-        return Chosen((Part(folder, choose(folder, committed, tag, directory=directory)),), ())
+        if rest := tuple(_of_one(verify_rest(folder, listing), (), directory)):
+            return Chosen((), rest)
+        return _with_roots([Part(folder, choose(folder, committed, tag, directory=directory))], ())
     own = [marker for marker in committed if tag in (None, marker.tag, marker.directory)]
     joint = newest_joint(ranks, tag, after_unix=own[-1].created_unix if own else float("-inf"))
     # Which checkpoint a damaged marker was of, nobody knows: it may have been the newest.
-    damaged = _damaged(ranks, tag)
+    damaged = _damaged(ranks, tag) + tuple(_of_one(verify_rest(folder, listing), own, tag))
     if joint is not None:
-        return Chosen(tuple(part for part in joint.parts if part is not None), damaged + _harmed(folder, joint))
+        return _with_roots(
+            (part for part in joint.parts if part is not None), damaged + _harmed(folder, joint)
+        )
     if not own and damaged:
         return Chosen((), damaged)
     if not own and ranks.joint:
@@ -63,7 +68,7 @@ def choose_one(folder: CheckpointFolder, tag: str | None, *, directory: str | No
         raise CheckpointNotFoundError(
             f"{folder.store.location} has no checkpoint {tag!r} of all ranks; the newest tags are: {tags}"
         )
-    return Chosen((Part(folder, choose(folder, committed, tag)),), damaged)
+    return _with_roots([Part(folder, choose(folder, committed, tag))], damaged)
 
 
 def choose_all(folder: CheckpointFolder) -> Chosen:
@@ -86,7 +91,36 @@ def choose_all(folder: CheckpointFolder) -> Chosen:
     for joint in ranks.joint:
         problems += _harmed(folder, joint)
     own = [Part(folder, marker) for marker in folder.committed()]
-    return Chosen((*own, *ranks.parts), tuple(problems))
+    return _with_roots((*own, *ranks.parts), tuple(problems))
+
+
+def _with_roots(parts: Iterable[Part], problems: tuple[Problem, ...]) -> Chosen:
+    """Choose also what parts need at the roots of groups, before them: it is nobody else's."""
+    found: list[Part] = []
+    known: dict[str, Problem | None] = {}
+    for part in parts:
+        for link in part.marker.refs:
+            if link.location is None or link.place in known:
+                continue
+            known[link.place] = None
+            try:
+                there, marker = part.folder.linked(link, by=part.marker.called)
+                found.append(Part(there, marker, root=link.location))
+            except FastCheckError as error:
+                name = joined(link.location, marker_path(link.directory))
+                known[link.place] = as_problem(name, error, fatal=True)
+        found.append(part)
+    return Chosen(tuple(found), problems + tuple(filter(None, known.values())))
+
+
+def _of_one(problems: Iterable[Problem], own: Sequence[CommitMarker], tag: str | None) -> Iterable[Problem]:
+    """Return the damaged and lost markers that may be of the checkpoint that is meant."""
+    newest = own[-1].generation if own else -1
+    for problem in problems:
+        directory = PurePosixPath(problem.name).stem
+        parsed = parse_directory_name(directory)
+        if parsed is not None and (parsed[0] > newest if tag is None else tag in (directory, parsed[1])):
+            yield problem
 
 
 def each_damaged_marker(
@@ -101,11 +135,16 @@ def each_damaged_marker(
 
 
 def seen_from_above(found: Verified, part: Part) -> Verified:
-    """Name what was found in a rank's folder from the location of all ranks."""
-    if part.rank is None:
+    """Name what was found in a rank's folder, or at a root, from the location of all."""
+    if part.rank is None and part.root is None:
         return found
-    problems = tuple(_prefixed(problem, part.prefix) for problem in found.problems)
-    return dataclasses.replace(found, directory=part.prefix + found.directory, problems=problems)
+    problems = tuple(dataclasses.replace(p, name=_named(part, p.name)) for p in found.problems)
+    return dataclasses.replace(found, directory=part.named(found.directory), problems=problems)
+
+
+def _named(part: Part, name: str) -> str:
+    """Return the name of an object of a part; what lies in another location has its full name already."""
+    return name if name.startswith("/") or is_url(name) else part.named(name)
 
 
 def sources_of(part: Part, sources: Sources) -> Sources:
@@ -149,12 +188,13 @@ def _damaged(ranks: RanksSurvey, tag: str | None = None) -> tuple[Problem, ...]:
 
 
 def _harmed(folder: CheckpointFolder, joint: Joint) -> tuple[Problem, ...]:
-    """Return what is missing of a checkpoint of all ranks; if nothing is, what is wrong with its joint marker."""
+    """Return what is missing of a checkpoint of all ranks, or else what is wrong with its joint marker."""
     if joint.lacking:
         return _missing(joint)
     marker, found = joint.marker, []
     if joint.by_parts != marker:
-        detail = f"created_unix is {marker.created_unix!r}, by the ranks' own markers {joint.by_parts.created_unix!r}"
+        wanted = joint.by_parts.created_unix
+        detail = f"created_unix is {marker.created_unix!r}, by the ranks' own markers {wanted!r}"
         found.append(Problem(path_of(marker), Fault.DAMAGED, detail, fatal=False))
     elif (fault := JointFolder(folder.store.location).copy_fault(marker)) is not None:
         detail = f"{fault}; it is the copy of {path_of(marker)}, from which that could not be written anew"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fastcheck_dask.errors import CheckpointNotFoundError, ConfigError
-from fastcheck_dask.ids import directory_name
+from fastcheck_dask.ids import directory_name, joined
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, DamagedMarker, marker_path
 from fastcheck_dask.tiers.joint_marker import (
     JointFolder,
@@ -30,11 +30,17 @@ class Part:
     marker: CommitMarker
     #: None in a location of a single process.
     rank: int | None = None
+    #: Where it lies, if that is at the root of a group.
+    root: str | None = None
 
     @property
     def prefix(self) -> str:
-        """What stands before its names, seen from the location."""
+        """What stands before its names, seen from the location of all ranks."""
         return "" if self.rank is None else rank_prefix(self.rank)
+
+    def named(self, name: str) -> str:
+        """Return how one of its objects is called: from the location of all ranks, at a root in full."""
+        return self.prefix + name if self.root is None else joined(self.root, name)
 
 
 @dataclass(frozen=True)

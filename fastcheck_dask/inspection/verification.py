@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from fastcheck_codecs import PrefixIndex, encode_raw_into, max_encoded_nbytes
+from fastcheck_codecs import PrefixIndex, XorDelta, encode_raw_into, max_encoded_nbytes
 
 from fastcheck_dask.engine.documents import exact_objects
 from fastcheck_dask.engine.encode import Bits
@@ -19,6 +19,7 @@ from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.zarr_tree import manifest_path
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
+from fastcheck_dask.tiers.store import Stored
 
 #: Is told how many raw bytes were verified.
 Advance = Callable[[int], None]
@@ -87,9 +88,9 @@ def verify(
     marker : CommitMarker
         Of the checkpoint.
     strict : bool
-        Also encode every chunk again: a chunk has bits that do not matter (padding), and if those were
-        changed it decodes to what was saved all the same. Takes several times as long, and complains of
-        what another version has written. What is stored as deltas is not encoded again.
+        Also encode every chunk again that lies in its own directory: a chunk has bits that do not matter
+        (padding), and if those were changed it decodes to what was saved all the same. Takes several times as
+        long, and complains of what another version has written.
     advance : callable
         Is called with the raw bytes of each chunk after it was verified.
 
@@ -102,7 +103,7 @@ def verify(
     try:
         manifest = folder.load_manifest(marker)
     except FastCheckError as error:
-        problem = _problem(manifest_path(marker.directory), error, fatal=True)
+        problem = as_problem(manifest_path(marker.directory), error, fatal=True)
         return Verified(marker.generation, marker.tag, marker.directory, 1, 0, (problem,))
     problems = _verify_marker(folder, marker)
     exact = exact_objects(manifest, marker.needs)
@@ -112,7 +113,7 @@ def verify(
         here = set(manifest.chunks) if reader.stored is None else set(reader.stored.own_keys)
     except FastCheckError as error:
         # Without what it needs there is no telling which chunks are its own.
-        problems.append(_problem(marker_path(marker.directory), error, fatal=True))
+        problems.append(as_problem(marker_path(marker.directory), error, fatal=True))
         return _verified(marker, manifest, problems, 2 + len(exact))
 
     def check(chunk: Chunk) -> Problem | None:
@@ -120,15 +121,21 @@ def verify(
         try:
             if reader.stored is not None:
                 name = reader.stored.place_of(chunk.key)
-                reader.read(chunk)
-                return None
-            payload = folder.read_chunk(marker.directory, chunk.key)
-            bits = decoded(payload, chunk, want=manifest.digests[chunk.key], where=reader.where)
+                bits = reader.read(chunk)
+                if not strict or chunk.key not in here:
+                    return None
+                payload = folder.read_chunk(marker.directory, chunk.key)
+            else:
+                payload = folder.read_chunk(marker.directory, chunk.key)
+                bits = decoded(payload, chunk, want=manifest.digests[chunk.key], where=reader.where)
+            odd = strict and not _is_canonical(
+                payload, bits, codec_dtype(chunk.dtype), reader.before(chunk, payload)
+            )
         except FastCheckError as error:
-            return _problem(name, error, fatal=True)
+            return as_problem(name, error, fatal=True)
         finally:
             advance(chunk.nbytes)
-        if strict and not _is_canonical(payload, bits, codec_dtype(chunk.dtype)):
+        if odd:
             detail = "it decodes to what was saved, in other bytes than this version of FastCheck writes"
             return Problem(name, Fault.ODD, detail, fatal=False)
         return None
@@ -145,15 +152,16 @@ def _verified(marker: CommitMarker, manifest: Manifest, problems: list[Problem],
     )
 
 
-def verify_rest(folder: CheckpointFolder) -> tuple[Problem, ...]:
+def verify_rest(folder: CheckpointFolder, listing: Iterable[Stored] | None = None) -> tuple[Problem, ...]:
     """Return what is wrong with a location apart from its committed checkpoints.
 
-    These are damaged markers, and checkpoints that were written to the end and have no marker.
+    These are damaged markers, and checkpoints that were written to the end and have no marker. `listing` is
+    everything that lies there, if it is known already.
     """
     problems = [
         Problem(marker.path, Fault.DAMAGED, marker.reason, fatal=True) for marker in folder.survey().damaged
     ]
-    for leftover in find(folder.store.listing(""), ()):
+    for leftover in find(folder.store.listing("") if listing is None else listing, ()):
         # A save that is under way has this state, too, for a moment.
         if leftover.kind is Kind.UNMARKED and not folder.store.exists(marker_path(leftover.name)):
             detail = (
@@ -164,8 +172,10 @@ def verify_rest(folder: CheckpointFolder) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _is_canonical(payload: Bits, bits: Bits, dtype: str) -> bool:
+def _is_canonical(payload: Bits, bits: Bits, dtype: str, before: Bits | None) -> bool:
     """Say whether a payload is, byte for byte, one of those that a save makes of these bits."""
+    if before is not None:
+        return np.array_equal(payload, XorDelta(base=before, dtype=dtype).encode(bits))
     if np.array_equal(payload, PrefixIndex(dtype=dtype).encode(bits)):
         return True
     out = np.empty(max_encoded_nbytes(bits.size), np.uint8)
@@ -179,7 +189,7 @@ def _verify_marker(folder: CheckpointFolder, marker: CommitMarker) -> list[Probl
         if folder.store.read(path) == marker.to_bytes():
             return []
     except FastCheckError as error:
-        return [_problem(path, error, fatal=True)]
+        return [as_problem(path, error, fatal=True)]
     return [
         Problem(path, Fault.DAMAGED, "it says the right thing in other bytes than were written", fatal=False)
     ]
@@ -195,7 +205,7 @@ def _verify_exact(folder: CheckpointFolder, directory: str, exact: dict[str, byt
             if size == len(wanted) and folder.store.read(name) == wanted:
                 return None
         except FastCheckError as error:
-            return _problem(name, error, fatal=False)
+            return as_problem(name, error, fatal=False)
         detail = f"{size:,} bytes that are not the {len(wanted):,} that its manifest gives"
         return Problem(name, Fault.DAMAGED, detail, fatal=False)
 
@@ -213,7 +223,8 @@ def _unexpected(folder: CheckpointFolder, directory: str, wanted: set[str]) -> l
     ]
 
 
-def _problem(name: str, error: FastCheckError, *, fatal: bool) -> Problem:
+def as_problem(name: str, error: FastCheckError, *, fatal: bool) -> Problem:
+    """Return what an error of reading an object says of it."""
     away = isinstance(error, ShardUnavailableError | RootAwayError)
     fault = Fault.MISSING if away else Fault.DAMAGED
     return Problem(name, fault, str(error), fatal=fatal)

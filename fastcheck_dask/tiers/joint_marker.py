@@ -69,8 +69,8 @@ class JointMarker:
         UnknownFormatError
             If it is not a joint marker, or of a newer format.
         CorruptDataError
-            If a field is missing or cannot be right, or they are other bytes than were written: those without a
-            digest are what earlier releases wrote, and a change that fits its place is not noticed in them.
+            If a field is missing or cannot be right, or they are other bytes than were written. Earlier
+            releases wrote no digest: there, a change that fits its place is not noticed.
         """
         document = parse_json(data, where)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -85,11 +85,13 @@ class JointMarker:
             fields["tokens"], fields["generations"] = tuple(fields["tokens"]), tuple(fields["generations"])
             marker = cls(**fields)
             marker._check()
-        except (KeyError, TypeError, ValueError, FastCheckError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, FastCheckError) as error:
             raise CorruptDataError(f"{where}: damaged ({type(error).__name__}: {error})") from error
         wanted = marker.to_bytes() if "sha256" in document else marker._without_digest
         if data != wanted:
-            raise CorruptDataError(f"{where}: damaged (it has {len(data)} bytes that are not what was written)")
+            raise CorruptDataError(
+                f"{where}: damaged (it has {len(data)} bytes that are not what was written)"
+            )
         return marker
 
     def _check(self) -> None:
@@ -198,7 +200,7 @@ class JointFolder:
         return f"{len(data):,} bytes that are not those of the joint marker"
 
     def settle(self, marker: JointMarker) -> list[str]:
-        """Write a marker that its parts prove, and its copy, where they are other bytes; return their paths."""
+        """Write a marker that its parts prove, and its copy, where they have other bytes; return where."""
         written = []
         for path in (copy_of(marker), path_of(marker)):
             try:

@@ -71,6 +71,28 @@ def test_verify_repair_makes_a_damaged_marker_again(saved, answer):
     assert marker.read_bytes() == good
 
 
+def test_verify_newest_marker_damaged_or_gone_is_told_of_that_checkpoint_alone(saved, run, answer):
+    marker = saved / ".fastcheck/commits/00000003-step_10000.json"
+    good = marker.read_bytes()
+    meant = ([], ["step_10000"], ["00000003-step_10000"])
+    for fault in ("damaged", "unmarked"):
+        marker.write_bytes(b"{}") if fault == "damaged" else marker.unlink()
+        for chosen in meant:
+            found = answer("verify", saved, *chosen, status=1)
+            assert [(p["name"], p["fault"]) for p in found["problems"]] == [
+                (".fastcheck/commits/00000003-step_10000.json", fault)
+            ]
+        answer("verify", saved / "00000003-step_10000", status=1)
+        run("verify", saved, "step_500")
+    marker.write_bytes(good[:-1])
+    assert answer("verify", saved, "--repair")["repaired"] == [
+        ".fastcheck/commits/00000003-step_10000.json from the checkpoint itself"
+    ]
+    # What is older than the newest checkpoint is not it.
+    (saved / ".fastcheck/commits/00000001-step_500.json").unlink()
+    run("verify", saved)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

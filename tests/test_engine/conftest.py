@@ -168,7 +168,9 @@ class Rig:
 
         self.persister.publish = late  # type: ignore[method-assign]
 
-    def save_to_objects(self, state: Any, tag: str = "t") -> Saved:
+    def save_to_objects(
+        self, state: Any, tag: str = "t", *, compression: CompressionPolicy | None = None
+    ) -> Saved:
         """Save as an agent without nodes does."""
         snapshot = self.snapshot(state, tag)
         latest = self.coordinator.latest(RUN)
@@ -181,6 +183,7 @@ class Rig:
                 persister=self.persister,
                 seal=slot.seal,
                 degraded=None,
+                compression=compression,
                 base=self.base,
                 before=None if self.base is None else self.base.manifest,
             )

@@ -12,12 +12,14 @@ from fastcheck_dask.engine.recover import Recovery
 from fastcheck_dask.engine.snapshot import as_base
 from fastcheck_dask.errors import (
     CheckpointNotFoundError,
+    CorruptDataError,
     LayoutError,
     TierError,
     TierFullError,
     UnrecoverableError,
 )
 from fastcheck_dask.layout.manifest import Manifest
+from fastcheck_dask.tiers.checkpoint_folder import marker_path
 from fastcheck_dask.tiers.local import SlotState
 from fastcheck_dask.tiers.slot_header import HEADER_BYTES
 
@@ -415,3 +417,15 @@ def test_load_slot_says_other_generation_than_its_manifest_is_not_believed(rig, 
     assert recovered.manifest.generation == 1
     assert recovered.report.source == "peers"
     assert "generation 9" in recovered.report.skipped[0]
+
+
+def test_load_tag_whose_marker_is_damaged_says_so(rig, states):
+    run = rig(nodes=0)
+    run.save_to_objects(states.of(1), "s1")
+    run.forget_local()
+    run.folder.store.write(marker_path("00000001-s1"), b"{}")
+    recovery = Recovery(run.local, run.folder, run.nodes.client)
+    with pytest.raises(CorruptDataError, match="checkpoint 's1': its commit marker cannot be read"):
+        asyncio.run(recovery.load((), tag="s1"))
+    with pytest.raises(CheckpointNotFoundError):
+        asyncio.run(recovery.load((), tag="s2"))

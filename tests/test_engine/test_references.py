@@ -85,7 +85,7 @@ def test_unchanged_chunks_are_written_once_however_many_checkpoints_follow(rig, 
         node.down = True
     for step in range(7):
         assert states.same(run.recover(tag=f"s{step}").state, frozen(states, step))
-    assert all(verify(run.folder, m).intact for m in run.folder.committed())
+    assert all(verify(run.folder, m, strict=True).intact for m in run.folder.committed())
     assert all(listed.complete for listed in overview(run.folder).checkpoints)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import shutil
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcheck_dask import cli
 from fastcheck_dask.config import Group
 from fastcheck_dask.engine import roots
 from fastcheck_dask.engine.chains import ChainPolicy
@@ -260,6 +263,35 @@ def test_damage_at_the_root_is_named_there_and_never_loaded(rig, states, folder_
     marker = part.committed()[0]
     assert repair(part, marker, verify(part, marker), Sources([copy])).left == []
     assert verify(run.folder, run.folder.committed()[-1]).intact
+
+
+def test_what_lies_beside_the_chunks_at_the_root_is_verified_and_repaired_from_the_location(
+    rig, states, folder_root
+):
+    groups = group_at(folder_root)
+    run = rig(nodes=0, chains=POLICIES[0], groups=groups)
+    for step in range(2):
+        save(run, states, step, nodes=0)
+    location, part = at_root(run, groups)
+    name = "00000001-s0/frozen_bias/zarr.json"
+    part.store.write(name, b"{}")
+
+    def verified(*options, status):
+        ran = CliRunner().invoke(cli.main, ["verify", run.folder.store.location, "--json", *options])
+        assert ran.exit_code == status
+        return json.loads(ran.stdout)
+
+    # Both checkpoints have it there, and it is verified once.
+    found = verified("--all", status=1)["checkpoints"]
+    assert [(one["directory"], [p["name"] for p in one["problems"]]) for one in found] == [
+        (f"{location}/00000001-s0", [f"{location}/{name}"]),
+        ("00000001-s0", []),
+        ("00000002-s1", []),
+    ]
+    assert verified("--repair", status=0)["repaired"] == [f"{name} from the manifest, at {location}"]
+    marker = marker_path("00000001-s0")
+    part.store.write(marker, b"{}")
+    assert f"{location}/{marker}" in [problem["name"] for problem in verified(status=1)["problems"]]
 
 
 # ---- a root that is away, or full

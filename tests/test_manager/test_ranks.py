@@ -239,6 +239,7 @@ def test_joint_marker_damaged_or_gone_a_load_proves_it_and_writes_it_anew(world:
     ranks = world()
     ranks.save(1, level="object")
     ranks.close()
+    assert choose_all(CheckpointFolder(open_store(str(tmp_path / "objects")))).problems == ()
     data = marker.read_bytes()
     marker.write_bytes(data[:-9])
     # The coordinator knows what it was.
@@ -321,7 +322,8 @@ def test_group_at_a_root_has_a_folder_of_each_rank_and_loads_as_one(world: Any, 
     shutil.rmtree(tmp_path / "shm", ignore_errors=True)
     shutil.rmtree(root / names[1] / "b" / "00000001-t1" / "backbone")
     damaged = [verify(one.folder, one.marker).restorable for one in choose_one(whole, "t3").parts]
-    assert damaged == [True, False]
+    # Each after what it has at the root.
+    assert damaged == [True, True, False, False]
     broken = world(**backbone_at(root))
     assert_have_backbone(broken.managers[:1], 3)
     with pytest.raises(UnrecoverableError, match="part of rank 1 of checkpoint 't3'"):

@@ -167,6 +167,7 @@ def test_bytes_of_an_earlier_release_changed_are_damaged_where_it_can_be_told() 
     for before, after in (
         (b'"created_unix":1.5', b'"created_unix":NaN'),
         (b'"created_unix":1.5', b'"created_unix":"1"'),
+        (b'"created_unix":1.5', b'"created_unix":1' + b"0" * 400),
         (b'"version":1', b'"version":1,"sha255":"0"'),
         (b'"tag":"t"', b'"tag": "t"'),
     ):
