@@ -83,8 +83,17 @@ class SaveHandle:
                 if level in self._errors:
                     raise self._errors[level]
                 if deadline.passed or not self._changed.wait(deadline.left()):
-                    raise TierTimeoutError(f"save {self.tag!r} has not reached {level!r} in {timeout} s")
+                    raise TierTimeoutError(
+                        f"save {self.tag!r} has not reached {level!r} in {timeout} s{self._delay(level)}"
+                    )
         return self
+
+    def _delay(self, level: Level) -> str:
+        """Say what keeps a save from a level, as far as that is known."""
+        why = self.stats.get("persist_error") if level == "object" else None
+        return (
+            f"; attempt {self.stats['persist_attempts']} failed, and it is tried again: {why}" if why else ""
+        )
 
     def _level(self, level: Level | None) -> Level:
         if level is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.coordination.base import CommitRecord
 from fastcheck_dask.errors import ConfigError, FastCheckError, TooFewNodesError, from_wire
 from fastcheck_dask.manager.handle import SaveHandle
+
+log = logging.getLogger(__name__)
 
 
 class InFlight:
@@ -69,7 +72,7 @@ class InFlight:
         elif event in ("failed", "persist_failed"):
             self.fail(seq, from_wire(message["error"]))
         elif event == "persist_delayed":
-            handle.stats.update(message["stats"])
+            _delayed(handle, message["stats"])
         elif event == "persisted":
             handle._reach("object", message.get("stats"))
         elif event == "not_persisted":
@@ -80,6 +83,17 @@ class InFlight:
         if handle.done():
             with self._lock:
                 self._handles.pop(seq, None)
+
+
+def _delayed(handle: SaveHandle, stats: Message) -> None:
+    handle.stats.update(stats)
+    # The agent's log has every attempt.
+    if stats["persist_attempts"] == 1:
+        log.warning(
+            "save %r is not in the object tier yet, and is tried again: %s",
+            handle.tag,
+            stats["persist_error"],
+        )
 
 
 def _committed(handle: SaveHandle, message: Message) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from fastcheck_dask import FastCheckManager
+from fastcheck_dask.errors import TierTimeoutError
 from fastcheck_dask.inspection.verification import verify
+from fastcheck_dask.monitoring.command import coordination_text
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
@@ -145,7 +147,7 @@ def assert_restores(places: dict[str, Any], tmp_path: Path, step: int, *, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("away", ["root", "objects"])
 def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_is_back(
-    tmp_path: Path, own_s3: S3Server, nodes: StorageCluster, away: str
+    tmp_path: Path, own_s3: S3Server, nodes: StorageCluster, away: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     places = {"root": str(tmp_path / "shared"), "objects": str(tmp_path / "objects")}
     places[away] = own_s3.url("there") + "&retry_seconds=5"
@@ -157,11 +159,17 @@ def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_i
         handle = manager.save_async(state_at(2), "step2")
         # Training goes on: in memory it is in force.
         handle.wait("peers", timeout=60.0)
+        wait_until(lambda: handle.stats.get("persist_error"), "the failed attempt", seconds=120)
+        with pytest.raises(
+            TierTimeoutError, match=r"'object' in 0.0 s; attempt \d+ failed.*s3://checkpoints/there"
+        ):
+            handle.wait("object", timeout=0.0)
+        assert any("'step2' is not in the object tier yet" in message for message in caplog.messages)
         if away == "root":
-            wait_until(lambda: handle.stats.get("persist_error"), "the failed attempt", seconds=120)
             assert "stored against s3://checkpoints/there/" in handle.stats["persist_error"]
             # Nothing is published that lacks its part, and nothing goes elsewhere in its place.
             assert [m.tag for m in folder_at(places["objects"]).committed()] == ["step1"]
+        assert "generation 2 (step2), not persisted" in coordination_text(nodes.coordinator, as_json=False)
         assert handle.level == "peers"
         own_s3.start()
         handle.wait("object", timeout=120.0)

@@ -85,7 +85,9 @@ def test_failed_after_commit_only_what_was_not_reached(
     assert flight.handles == []
 
 
-def test_delayed_persist_is_shown_and_waited_for(flight: InFlight, failures: list[FastCheckError]) -> None:
+def test_delayed_persist_is_shown_and_waited_for(
+    flight: InFlight, failures: list[FastCheckError], caplog: pytest.LogCaptureFixture
+) -> None:
     handle = taken()
     seq = flight.add(handle)
     flight.take(committed(seq, "n0"))
@@ -93,7 +95,8 @@ def test_delayed_persist_is_shown_and_waited_for(flight: InFlight, failures: lis
     flight.take({"event": "persist_delayed", "seq": seq, "stats": stats})
     assert (handle.done(), failures) == (False, [])
     assert handle.stats.items() >= stats.items()
-    with pytest.raises(TierTimeoutError):
+    assert [record.getMessage() for record in caplog.records if "tried again: disk on fire" in record.message]
+    with pytest.raises(TierTimeoutError, match="attempt 1 failed, and it is tried again: disk on fire"):
         handle.wait("object", timeout=0.0)
     flight.take({"event": "persisted", "seq": seq, "stats": {"persist_attempts": 2, "persist_error": None}})
     assert handle.wait("object", timeout=0.0).stats["persist_error"] is None
