@@ -26,7 +26,8 @@ services:
 
 test: venv services lint
 	@# The tests start thousands of processes: none shall compile anew what is on the disk.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+	@# tests/conftest.py puts the files in order.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: venv
 	$(BIN)/ruff check .

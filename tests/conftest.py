@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -114,6 +115,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults-seed", type=int, default=20251, help="which faults, and when")
     parser.addoption("--chaos-seconds", type=float, default=15.0, help="how long servers are harmed")
     parser.addoption("--chaos-seed", type=int, default=None, help="which harm is done; drawn and printed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests: a long one that comes last keeps one process busy alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture

@@ -187,3 +187,44 @@ def coordinator(url: str, open_coordinator: Callable[..., Coordinator]) -> Coord
 def other(url: str, open_coordinator: Callable[..., Coordinator]) -> Coordinator:
     """Return another session with the same coordinator."""
     return open_coordinator(url)
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Return each kind of entries in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def entries_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if kind == "zookeeper":
+        return str(request.getfixturevalue("zookeeper_url"))
+    return f"sqlite://{tmp_path}/c.db" if kind == "embedded" else "memory"
+
+
+@pytest.fixture
+def opened(entries_url: str, open_coordinator: Callable[..., Coordinator]) -> Callable[[], Any]:
+    """Open one session after another with the same coordinator."""
+    first = FakeCoordinator() if entries_url == "memory" else None
+
+    def start() -> Any:
+        return first.another() if first else open_coordinator(entries_url)
+
+    return start
+
+
+@pytest.fixture
+def holder(opened: Callable[[], Any]) -> Any:
+    """Return the coordinator that `entries` are of."""
+    return opened()
+
+
+@pytest.fixture
+def entries(holder: Any) -> Any:
+    return holder.entries
+
+
+@pytest.fixture
+def others(opened: Callable[[], Any]) -> Any:
+    """Return the entries as another session sees them."""
+    return opened().entries

@@ -6,27 +6,34 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fastcheck_codecs import checksum
 
+from fastcheck_dask.config import Group
 from fastcheck_dask.coordination.base import Coordinator, NodeInfo
 from fastcheck_dask.coordination.connect import connect
 from fastcheck_dask.engine import save
+from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.compression import CompressionPolicy
 from fastcheck_dask.engine.derive import derive
+from fastcheck_dask.engine.encode import digest
 from fastcheck_dask.engine.load import ChunkLoader
 from fastcheck_dask.engine.load_report import LoadReport
 from fastcheck_dask.engine.persist import Persister
 from fastcheck_dask.engine.recover import Recovered, Recovery
+from fastcheck_dask.engine.roots import locations
 from fastcheck_dask.engine.save import Base, PeerSaver, Saved, Snapshot
 from fastcheck_dask.engine.save_objects import save_to_objects
 from fastcheck_dask.engine.snapshot import as_base, describe, parse
 from fastcheck_dask.layout.chunks import place
 from fastcheck_dask.layout.leaves import copy_bits
 from fastcheck_dask.layout.state import flatten, unflatten
+from fastcheck_dask.node.entries import accept
 from fastcheck_dask.placement.policy import Choice, choose, replacement
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.encoder import InlineEncoder
@@ -243,18 +250,70 @@ class Rig:
         return self.nodes[name].store.holds(RUN)["staged"]
 
 
+class SavedRig(Rig):
+    """A run with one committed checkpoint, persisted, whose copies can be damaged."""
+
+    saved: Saved
+
+    def load(
+        self, *, keys: Sequence[str] | None = None, folder: bool = False, memory: dict[str, Any] | None = None
+    ) -> LoadReport:
+        """Load chunks; check every one that is said to be there against the slot that was saved from."""
+        memory = {} if memory is None else memory
+        keys = list(self.saved.manifest.chunks) if keys is None else keys
+        loader = self.loader(self.saved, memory, folder=folder)
+        asyncio.run(loader.load(keys))
+        for key in keys:
+            assert digest(memory[key]) == self.saved.manifest.digests[key]
+        return loader._report
+
+    def replace_payload(self, name: str, key: str, payload: Any, **fields: Any) -> None:
+        """Change what a node holds of a chunk, as damage that its checksum does not show."""
+        store = self.nodes[name].store
+        (held,) = store._runs[RUN].generations()
+        (entry,) = held.chains[key]
+        described = entry.descriptor._replace(crc32c=checksum(payload), nbytes=payload.size, **fields)
+        chain = (accept(described, payload, name),)
+        store._holdings.set_chain(store._runs[RUN], held, key, chain=chain)
+
+    def flip(self, name: str, key: str) -> None:
+        """Flip one bit in the memory of a node."""
+        (held,) = self.nodes[name].store._runs[RUN].generations()
+        payload = held.chains[key][0].payload
+        payload.flags.writeable = True
+        payload[-1] ^= 1
+        payload.flags.writeable = False
+
+    def keys_at(self, shard: int) -> Sequence[str]:
+        """Return the keys of a data shard."""
+        return self.saved.manifest.layout.keys_of(shard)
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Make runs, and end their threads whatever happens."""
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 
-        def make(**options: Any) -> Rig:
-            made = Rig(tmp_path / str(next(numbers)), **options)
+        def make(*, kind: type[Rig] = Rig, **options: Any) -> Rig:
+            made = kind(tmp_path / str(next(numbers)), **options)
             stack.callback(made.close)
             return made
 
         yield make
+
+
+@pytest.fixture
+def saved_rig(rig: Callable[..., Any]) -> Callable[..., SavedRig]:
+    return partial(rig, kind=SavedRig)
+
+
+@pytest.fixture
+def saved(saved_rig: Callable[..., SavedRig], states: type[States]) -> SavedRig:
+    run = saved_rig()
+    run.saved = run.save(states.of(1))
+    run.persist(run.saved)
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +369,77 @@ class States:
 @pytest.fixture(scope="session")
 def states() -> type[States]:
     return States
+
+
+class Apart:
+    """A small state with a group that has a root of its own, and runs that save it."""
+
+    def __init__(self, states: type[States]) -> None:
+        self._states = states
+
+    @staticmethod
+    def group_at(root: str, *, every: int = 1) -> tuple[Group, ...]:
+        """Return the groups of a run: a backbone with a root."""
+        return (Group("backbone", "frozen*", every, root=root),)
+
+    def state_of(self, step: int, *, backbone: int = 0) -> dict[str, Any]:
+        """Return a small state with a backbone that is what it is told."""
+        weights = np.random.default_rng([3, backbone]).normal(size=4000).astype(np.float32)
+        small = self._states.of(1, step=step, arrays=2)
+        return small | {"frozen": weights, "frozen_bias": weights[:5], "frozen_n": 7}
+
+    def save(self, run: Rig, step: int, *, nodes: int, backbone: int = 0) -> int:
+        """Save and persist a state; return how many bytes were written."""
+        state = self.state_of(step, backbone=backbone)
+        if not nodes:
+            return run.save_to_objects(state, f"s{step}").stats.sent_bytes
+        moved = run.persist(run.save(state, f"s{step}"))
+        written: int = moved.by_nodes_bytes + moved.by_host_bytes
+        return written
+
+    @staticmethod
+    def lose_memory(run: Rig) -> None:
+        """Lose the training host and all storage nodes."""
+        run.forget_local()
+        for node in run.nodes:
+            node.down = True
+
+    @staticmethod
+    def at_root(run: Rig, groups: Sequence[Group]) -> tuple[str, CheckpointFolder]:
+        """Return where the group lies, and the folder there."""
+        location = locations(run.folder.store, groups)["backbone"]
+        return location, CheckpointFolder(open_store(location))
+
+    @staticmethod
+    def persister_of(
+        run: Rig,
+        groups: Sequence[Group],
+        *,
+        chains: ChainPolicy | None = None,
+        encoder: bool = True,
+        **options: Any,
+    ) -> Persister:
+        """Return another persister of a run, such as a master's, who has no encoder."""
+        return Persister(
+            run.folder.store.location,
+            run.folder,
+            run.encoder if encoder else None,
+            run.coordinator,
+            run.nodes.client,
+            chains=chains or ChainPolicy(0, max_references=4),
+            groups=groups,
+            **options,
+        )
+
+
+@pytest.fixture
+def apart(states: type[States]) -> Apart:
+    return Apart(states)
+
+
+@pytest.fixture
+def folder_root(tmp_path: Path) -> str:
+    return str(tmp_path / "shared")
 
 
 @pytest.fixture

@@ -1,3 +1,7 @@
+"""A state is taken apart and put together again: any state comes back as it was."""
+
+from __future__ import annotations
+
 import collections
 import copy
 import json
@@ -13,32 +17,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcheck_dask.errors import CorruptDataError, UnknownFormatError, UnsupportedLeafError
+from fastcheck_dask.errors import CorruptDataError
 from fastcheck_dask.layout import leaves
 from fastcheck_dask.layout.state import INLINE_BYTES, flatten, inline_arrays, unflatten
-from fastcheck_dask.layout.values import MAX_DEPTH
+from fastcheck_dask.testing.flat_state import passed, put_together, take_apart
 
 DEQUE = collections.deque
 ODICT = collections.OrderedDict
-
-
-def save(state, **options):
-    """Return what a checkpoint keeps: the tree as JSON text, the specs, the bits by path."""
-    flat = flatten(state, **options)
-    held = {}
-    for spec, source in zip(flat.arrays, flat.sources, strict=True):
-        held[spec.path] = np.full(spec.nbytes, 0xA5, np.uint8)
-        leaves.copy_bits(source, held[spec.path])
-    return json.dumps(flat.tree, sort_keys=True, allow_nan=False), flat.arrays, held
-
-
-def load(saved):
-    text, arrays, held = saved
-    return unflatten(json.loads(text), lambda spec: held[spec.path].copy(), arrays=arrays)
-
-
-def passed(state, **options):
-    return load(save(state, **options))
 
 
 def tensor_bytes(tensor):
@@ -106,17 +91,17 @@ STATES = st.recursive(
 
 @given(STATES, st.sampled_from([1, 50, 8 * 2**20]))
 def test_state_of_any_shape_comes_back_twice(state, chunk_bytes):
-    saved = save(state, chunk_bytes=chunk_bytes)
-    once = load(saved)
+    saved = take_apart(state, chunk_bytes=chunk_bytes)
+    once = put_together(saved)
     assert_same(state, once)
-    again = save(once, chunk_bytes=chunk_bytes)
+    again = take_apart(once, chunk_bytes=chunk_bytes)
     assert saved[:2] == again[:2]
-    assert_same(state, load(again))
+    assert_same(state, put_together(again))
 
 
 @given(STATES)
 def test_array_paths_of_any_state_are_unique_and_none_lies_in_another(state):
-    text, arrays, _ = save(state)
+    text, arrays, _ = take_apart(state)
     paths = [spec.path for spec in arrays] + [path for path, *_ in inline_arrays(json.loads(text))]
     assert len(set(paths)) == len(paths)
     assert not [(a, b) for a in paths for b in paths if b.startswith(f"{a}/")]
@@ -131,15 +116,15 @@ def test_bfloat16_and_float8_keep_dtype_and_bytes():
 
 def test_view_of_large_storage_stores_only_what_is_viewed():
     big = torch.zeros(50_000_000)
-    _, arrays, _ = save({"v": big[:10], "u": big[5:105]})
+    _, arrays, _ = take_apart({"v": big[:10], "u": big[5:105]})
     assert [(spec.path, spec.nbytes) for spec in arrays] == [("u", 400)]
     assert flatten({"v": big[:10]}).arrays == ()
 
 
 def test_repeated_view_stores_one_row_and_comes_back_repeated():
     state = {"e": torch.randn(1, 100).expand(1000, 100)}
-    text, arrays, _ = save(state)
-    found = load((text, arrays, save(state)[2]))
+    text, arrays, _ = take_apart(state)
+    found = put_together((text, arrays, take_apart(state)[2]))
     assert sum(spec.nbytes for spec in arrays) == 400
     assert found["e"].stride() == (0, 1)
     assert torch.equal(found["e"], state["e"])
@@ -250,7 +235,7 @@ def test_plain_values_come_back_in_a_new_process():
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        input=save(state)[0],
+        input=take_apart(state)[0],
         capture_output=True,
         text=True,
         timeout=60,
@@ -281,10 +266,10 @@ def test_random_states_restore_unchanged():
         "philox": np.random.Generator(np.random.Philox(1)).bit_generator.state,
         "sfc": np.random.Generator(np.random.SFC64(1)).bit_generator.state,
     }
-    saved = save(state)
+    saved = take_apart(state)
     generator = np.random.default_rng(3)
     wanted = torch.rand(3), np.random.rand(3), random.random(), generator.random(3)
-    found = load(saved)
+    found = put_together(saved)
     torch.set_rng_state(found["torch"])
     np.random.set_state(found["numpy"])
     random.setstate(found["python"])
@@ -305,9 +290,9 @@ def test_tied_weights_are_stored_once_and_stay_tied():
     model = torch.nn.Sequential(torch.nn.Embedding(50, 20), torch.nn.Linear(20, 50, bias=False))
     model[1].weight = model[0].weight
     state = {"sd": model.state_dict(), "same": [model[0].weight, model[0].weight]}
-    text, arrays, held = save(state)
+    text, arrays, held = take_apart(state)
     assert [spec.path for spec in arrays] == ["sd/0.weight"]
-    found = load((text, arrays, held))
+    found = put_together((text, arrays, held))
     assert found["sd"]["0.weight"] is found["sd"]["1.weight"]
     assert found["same"][0] is found["same"][1]
     assert type(found["same"][0]) is torch.nn.Parameter
@@ -333,7 +318,7 @@ def test_overlapping_views_are_stored_each_with_their_own_elements():
 
 
 def test_loader_buffers_are_wrapped_without_a_copy():
-    text, arrays, held = save({"w": torch.ones(100), "n": np.ones(100)})
+    text, arrays, held = take_apart({"w": torch.ones(100), "n": np.ones(100)})
     found = unflatten(json.loads(text), lambda spec: held[spec.path], arrays=arrays)
     assert np.shares_memory(found["w"].numpy(), held["w"])
     assert np.shares_memory(found["n"], held["n"])
@@ -360,185 +345,14 @@ def test_keys_that_look_alike_have_arrays_of_their_own():
         key: torch.full((100,), float(i))
         for i, key in enumerate([0, "0", "a/b", "a", "", None, "None", 1.5, "1.5"])
     }
-    text, arrays, held = save(state)
+    text, arrays, held = take_apart(state)
     assert len({spec.path for spec in arrays}) == len(state)
-    assert_same(state, load((text, arrays, held)))
-
-
-class Sub(dict):
-    pass
-
-
-class Scaled(torch.Tensor):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        (collections.namedtuple("Point", "x")(1), "Point"),
-        (Sub(), "Sub"),
-        (collections.defaultdict(lambda: 1), "defaultdict"),
-        (torch.ones(3).as_subclass(Scaled), "Scaled"),
-        (torch.nn.Linear(1, 1), "Linear"),
-        (np.array([None]), "dtype"),
-        ({(1, torch): 2}, "key"),
-        (lambda: None, "function"),
-        (memoryview(b"x"), "memoryview"),
-        (torch.ones(3).untyped_storage(), "Storage"),
-    ],
-    ids=map(str, range(10)),
-)
-def test_value_that_could_not_come_back_is_refused_with_its_path(value, named):
-    with pytest.raises(UnsupportedLeafError, match=named) as caught:
-        flatten({"opt": [0, {"x": value}]})
-    assert caught.value.path == "opt/1/x"
-
-
-def test_mapping_with_lost_attributes_is_refused():
-    odd = ODICT(a=1)
-    odd.note = "kept nowhere"
-    with pytest.raises(UnsupportedLeafError, match="note"):
-        flatten({"x": odd})
-
-
-def test_metadata_that_cannot_be_stored_is_left_out():
-    odd = ODICT(a=1)
-    odd._metadata = {"x": object()}
-    assert not vars(passed(odd))
-
-
-@pytest.mark.parametrize("make", [list, dict, lambda: DEQUE()], ids=["list", "dict", "deque"])
-def test_cycle_is_refused_with_its_path(make):
-    inner = make()
-    if isinstance(inner, dict):
-        inner["me"] = (inner,)
-    else:
-        inner.append((inner,))
-    with pytest.raises(UnsupportedLeafError, match="holds itself") as caught:
-        flatten({"x": inner})
-    assert caught.value.path.startswith("x/")
-
-
-def test_same_container_twice_is_no_cycle():
-    shared = [1]
-    assert passed([shared, shared]) == [[1], [1]]
-
-
-@pytest.mark.parametrize(
-    "wrap", [lambda x: [x], lambda x: (x,), lambda x: {"k": x}], ids=["list", "tuple", "dict"]
-)
-def test_nesting_up_to_the_limit_comes_back_and_beyond_is_refused(wrap):
-    state = 1
-    for _ in range(MAX_DEPTH):
-        state = wrap(state)
-    assert passed(state) == state
-    with pytest.raises(UnsupportedLeafError, match="deeper"):
-        flatten(wrap(state))
-
-
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 400, 100_000])
-def test_tree_nested_too_deep_raises_corrupt_data(depth):
-    tree = 1
-    for _ in range(depth):
-        tree = [tree]
-    with pytest.raises(CorruptDataError, match="deeper"):
-        unflatten(tree, None, arrays=[])
-
-
-BITS = {"dtype": "float32", "shape": [1], "bits": "AAAAAA=="}
-
-
-@pytest.mark.parametrize(
-    ("tree", "error"),
-    [
-        ({"t": "pickle", "v": "x"}, UnknownFormatError),
-        ({"t": "tuple", "v": [], "extra": 1}, UnknownFormatError),
-        ({"t": "defaultdict", "k": [], "v": [], "factory": "eval"}, UnknownFormatError),
-        ({"t": "defaultdict", "k": [], "v": [], "factory": ["int"]}, UnknownFormatError),
-        ({"t": "tensor", "path": "x", "hook": "os.system"}, UnknownFormatError),
-        ({"t": "tensor", "path": "x", **BITS, "dtype": "object"}, UnknownFormatError),
-        ({"t": "ndarray", "path": "x", **BITS, "grad": True}, UnknownFormatError),
-        ({"t": "tensor", "path": "missing"}, CorruptDataError),
-        ({"t": "tensor", "path": 3}, CorruptDataError),
-        ({"t": "tensor", "path": "../x", **BITS}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "shape": [2]}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "shape": [-1]}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "shape": [True]}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "shape": [2**61] * 60}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "bits": "AAAA"}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "bits": 3}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "grad": 1}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "dtype": "int32", "grad": True}, CorruptDataError),
-        ({"t": "tensor", "path": "x", **BITS, "expand": [2, 2]}, CorruptDataError),
-        ({"t": "tensor", "path": "w", **BITS}, CorruptDataError),
-        ({"t": "tensor", "path": "w", "dtype": "int64"}, CorruptDataError),
-        ({"t": "tensor", "path": "w", "expand": [7]}, CorruptDataError),
-        (
-            [{"t": "tensor", "path": "x", **BITS}, {"t": "tensor", "path": "x", **BITS, "bits": "AAAAAQ=="}],
-            CorruptDataError,
-        ),
-        ({"t": "tuple", "v": {}}, CorruptDataError),
-        ({"t": "dict", "k": ["a"], "v": []}, CorruptDataError),
-        ({"t": "dict", "k": ["a", "a"], "v": [1, 2]}, CorruptDataError),
-        ({"t": "dict", "k": [1, True], "v": [1, 2]}, CorruptDataError),
-        ({"t": "dict", "k": [[1]], "v": [1]}, CorruptDataError),
-        ({"t": "dict", "k": [{"t": "str", "v": "zz"}], "v": [1]}, CorruptDataError),
-        ({"t": "dict", "k": [{"t": "tuple"}], "v": [1]}, CorruptDataError),
-        ({"t": "deque", "v": [1, 2], "maxlen": 1}, CorruptDataError),
-        ({"t": "deque", "v": [1], "maxlen": "1"}, CorruptDataError),
-        (
-            {"t": "OrderedDict", "k": [], "v": [], "meta": {"t": "tensor", "path": "nowhere"}},
-            CorruptDataError,
-        ),
-    ],
-    ids=map(str, range(33)),
-)
-def test_damaged_tree_raises_and_names_what_is_wrong(tree, error):
-    _, arrays, held = save({"w": torch.ones(100)})
-    with pytest.raises(error):
-        unflatten([0, tree], lambda spec: held[spec.path], arrays=arrays)
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.sampled_from(["w", "a", "float32", "AAAAAA=="]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["t", "v", "k", "path", "dtype", "shape", "bits"]), inner, max_size=4
-        )
-        | st.builds(
-            lambda t, v, k: {"t": t, "v": v, "k": k}, st.sampled_from(["dict", "Counter"]), inner, inner
-        )
-        | st.builds(
-            lambda t, v: {"t": t, "v": v}, st.sampled_from(["tuple", "set", "int", "numpy", "path"]), inner
-        )
-        | st.builds(
-            lambda d, s: {"t": "tensor", "path": "x", "dtype": d, "shape": s, "bits": "AAAAAA=="},
-            inner,
-            inner,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@given(JSON)
-def test_any_json_as_a_tree_is_read_or_corrupt(tree):
-    _, arrays, held = save({"w": torch.ones(100)})
-    try:
-        unflatten(tree, lambda spec: held[spec.path], arrays=arrays)
-    except CorruptDataError:
-        return
+    assert_same(state, put_together((text, arrays, held)))
 
 
 @given(STATES, st.data())
-def test_tree_with_one_piece_replaced_is_read_or_corrupt(state, data):
-    text, arrays, held = save({"s": state, "w": torch.ones(100)})
+def test_tree_with_one_piece_replaced_is_read_or_corrupt(any_tree, state, data):
+    text, arrays, held = take_apart({"s": state, "w": torch.ones(100)})
     tree = json.loads(text)
     places = []
 
@@ -550,27 +364,11 @@ def test_tree_with_one_piece_replaced_is_read_or_corrupt(state, data):
 
     gather(tree)
     node, key = places[data.draw(st.integers(0, len(places) - 1))]
-    node[key] = data.draw(JSON)
+    node[key] = data.draw(any_tree)
     try:
         unflatten(tree, lambda spec: held[spec.path].copy(), arrays=arrays)
     except CorruptDataError:
         return
-
-
-def test_error_of_the_loader_passes_through_unchanged():
-    text, arrays, _ = save({"w": torch.ones(100)})
-
-    def fail(spec):
-        raise KeyError(spec.path)
-
-    with pytest.raises(KeyError, match="w"):
-        unflatten(json.loads(text), fail, arrays=arrays)
-
-
-def test_loader_that_returns_too_few_bytes_raises_corrupt_data():
-    text, arrays, _ = save({"w": torch.ones(100)})
-    with pytest.raises(CorruptDataError, match="3 bytes"):
-        unflatten(json.loads(text), lambda spec: np.zeros(3, np.uint8), arrays=arrays)
 
 
 def test_flatten_of_a_thousand_tensors_takes_milliseconds():

@@ -15,6 +15,7 @@ from fastcheck_codecs import PrefixIndex, XorDelta, checksum, encode_raw_into, m
 
 from fastcheck_dask.node.data_server import DataServer
 from fastcheck_dask.node.shard_store import ShardStore
+from fastcheck_dask.testing.clock import FakeClock
 from fastcheck_dask.tiers.descriptors import Descriptor
 
 Bits = npt.NDArray[np.uint8]
@@ -143,6 +144,11 @@ def decoded(entries: Any) -> dict[str, bytes]:
     }
 
 
+def recounted(arrays: Any) -> int:
+    """Return how many bytes distinct arrays take."""
+    return sum({id(array): array.nbytes for array in arrays}.values())
+
+
 class Chunks:
     """The functions above, for tests: they cannot import a conftest."""
 
@@ -152,6 +158,7 @@ class Chunks:
     nudged = staticmethod(nudged)
     described = staticmethod(described)
     decoded = staticmethod(decoded)
+    recounted = staticmethod(recounted)
 
 
 @pytest.fixture
@@ -162,6 +169,17 @@ def chunks() -> type[Chunks]:
 @pytest.fixture
 def store() -> ShardStore:
     return ShardStore("node-1", 10 * 2**20)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def keeper(clock: FakeClock) -> ShardStore:
+    """Return a store with a ring of two generations and room for it."""
+    return ShardStore("node-1", 2**20, ring=2, clock=clock)
 
 
 @pytest.fixture

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from fastcheck_codecs import PrefixIndex
 
 from fastcheck_dask.errors import (
     CommitConflictError,
@@ -24,14 +20,10 @@ from fastcheck_dask.errors import (
     ShardUnavailableError,
     TierError,
     TierFullError,
-    UnknownFormatError,
 )
-from fastcheck_dask.ids import directory_name
-from fastcheck_dask.layout.dtypes import codec_dtype
-from fastcheck_dask.layout.leaves import copy_bits
-from fastcheck_dask.layout.manifest import Manifest, digest_of_manifest
-from fastcheck_dask.layout.state import flatten, inline_arrays, unflatten
-from fastcheck_dask.tiers import checkpoint_folder
+from fastcheck_dask.layout.manifest import digest_of_manifest
+from fastcheck_dask.layout.state import inline_arrays, unflatten
+from fastcheck_dask.testing.saved_state import SavedState
 from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder
 from fastcheck_dask.tiers.commit_marker import CommitMarker
 from fastcheck_dask.tiers.folder_store import FolderStore
@@ -62,51 +54,6 @@ def make_state(seed: int = 0):
     }
 
 
-class Saved:
-    """A state taken apart and encoded: what a persist has to write."""
-
-    def __init__(self, *, generation=1, tag="t", token="author", seed=0, state=None):
-        self.state = make_state(seed) if state is None else state
-        flat = flatten(self.state, chunk_bytes=256)
-        self.payloads, digests, self.bits = {}, {}, {}
-        for spec, source in zip(flat.arrays, flat.sources, strict=True):
-            bits = np.empty(spec.nbytes, np.uint8)
-            copy_bits(source, bits)
-            self.bits[spec.path] = bits
-            codec = PrefixIndex(dtype=codec_dtype(spec.dtype))
-            for chunk in spec.chunks:
-                self.payloads[chunk.key] = codec.encode(bits[chunk.offset : chunk.offset + chunk.nbytes])
-                digests[chunk.key] = "0" * 8
-        self.manifest = Manifest("run", generation, tag, token, 1.5, flat.tree, flat.arrays, digests)
-        self.directory = directory_name(generation, tag)
-
-    def persist(self, folder: CheckpointFolder) -> CommitMarker:
-        """Do what the engine does, from the start, whatever an earlier attempt left."""
-        if folder.marker(self.directory) is None:
-            folder.clear_uncommitted(self.directory)
-            self.write(folder)
-        return folder.publish(self.manifest)
-
-    def write(self, folder: CheckpointFolder) -> None:
-        for key, payload in self.payloads.items():
-            folder.write_chunk(self.directory, key, payload)
-        folder.write_metadata(self.manifest)
-
-    def check_complete(self, folder: CheckpointFolder, marker: CommitMarker) -> None:
-        """Assert that every bit comes back."""
-        manifest = folder.load_manifest(marker)
-        assert manifest.to_bytes() == self.manifest.to_bytes()
-        codec = PrefixIndex()
-        for spec in manifest.arrays:
-            got = [codec.decode(folder.read_chunk(marker.directory, chunk.key)) for chunk in spec.chunks]
-            assert np.concatenate(got).tobytes() == self.bits[spec.path].tobytes()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return CheckpointFolder(FolderStore(str(tmp_path / "ckpts"), sleep=lambda seconds: None))
-
-
 def where(folder: CheckpointFolder) -> Path:
     return Path(folder.store.location)
 
@@ -116,14 +63,14 @@ def snapshot(path: Path) -> dict[str, bytes]:
 
 
 def test_persist_then_read_gives_every_bit_and_value(folder):
-    saved = Saved(generation=12, tag="epoch3_step1200")
+    saved = SavedState(make_state(), generation=12, tag="epoch3_step1200")
     marker = saved.persist(folder)
     assert folder.committed() == [marker]
     assert marker == CommitMarker(
         "run", 12, "epoch3_step1200", "author", digest_of_manifest(saved.manifest.to_bytes()),
         saved.manifest.raw_bytes, 1.5,
     )  # fmt: skip
-    saved.check_complete(folder, marker)
+    saved.assert_complete(folder, marker)
     manifest = folder.load_manifest(marker)
     back = unflatten(manifest.tree, lambda spec: saved.bits[spec.path], arrays=manifest.arrays)
     assert back["step"] == 0
@@ -131,7 +78,7 @@ def test_persist_then_read_gives_every_bit_and_value(folder):
 
 
 def test_persisted_checkpoint_stock_zarr_reads_every_named_tensor(folder):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.persist(folder)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", READER, str(where(folder) / saved.directory)],
@@ -178,7 +125,7 @@ class CrashingStore:
 def test_crash_at_every_store_call_is_invisible_or_complete_and_retry_succeeds(tmp_path, after):
     # Few arrays: each crash point is a whole persist with its fsyncs.
     state = {"w": torch.arange(100, dtype=torch.float32), "b": torch.arange(3), "n": torch.tensor(1)}
-    old, new = Saved(generation=1, tag="old"), Saved(generation=2, tag="new", state=state)
+    old, new = SavedState(make_state(), generation=1, tag="old"), SavedState(state, generation=2, tag="new")
     store = FolderStore(str(tmp_path))
     folder = CheckpointFolder(store)
     old_marker = old.persist(folder)
@@ -196,9 +143,9 @@ def test_crash_at_every_store_call_is_invisible_or_complete_and_retry_succeeds(t
         assert {path: data for path, data in snapshot(tmp_path).items() if path in before} == before
         visible.append(len(committed) == 2)
         if visible[-1]:
-            new.check_complete(folder, committed[1])
+            new.assert_complete(folder, committed[1])
         marker = new.persist(folder)
-        new.check_complete(folder, marker)
+        new.assert_complete(folder, marker)
         assert folder.committed() == [old_marker, marker]
         folder.remove(new.directory)
         assert snapshot(tmp_path) == before
@@ -213,7 +160,7 @@ def test_crash_at_every_store_call_is_invisible_or_complete_and_retry_succeeds(t
 
 @pytest.mark.timeout(300)
 def test_process_killed_at_every_system_call_is_invisible_or_complete(tmp_path):
-    new = Saved(generation=2, tag="new", state={"w": torch.arange(100, dtype=torch.float32)})
+    new = SavedState({"w": torch.arange(100, dtype=torch.float32)}, generation=2, tag="new")
     folder = CheckpointFolder(FolderStore(str(tmp_path)))
     k, killed, seen_committed = 0, True, []
     while killed:
@@ -232,13 +179,13 @@ def test_process_killed_at_every_system_call_is_invisible_or_complete(tmp_path):
         committed = folder.committed()
         seen_committed.append(bool(committed))
         if committed:
-            new.check_complete(folder, committed[0])
+            new.assert_complete(folder, committed[0])
         elif (tmp_path / new.directory / "zarr.json").exists():
             # The root document came last: whatever it names is there.
             for key in new.payloads:
                 assert folder.read_chunk(new.directory, key).size
         if k % 8 == 0 or committed:
-            new.check_complete(folder, new.persist(folder))
+            new.assert_complete(folder, new.persist(folder))
             folder.remove(new.directory)
     assert k > 20
     assert seen_committed[-1]
@@ -263,23 +210,23 @@ def _die_at_call(k: int) -> None:
 def test_disk_full_nothing_becomes_visible_and_old_checkpoint_stays(tmp_path, small_file_system):
     with small_file_system(tmp_path / "disk", 2**20) as disk:
         folder = CheckpointFolder(FolderStore(str(disk)))
-        old = Saved(generation=1, tag="old", state={"w": torch.randn(1000)})
+        old = SavedState({"w": torch.randn(1000)}, generation=1, tag="old")
         old_marker = old.persist(folder)
-        big = Saved(generation=2, tag="big", state={"w": torch.randint(0, 2**62, (200_000,))})
+        big = SavedState({"w": torch.randint(0, 2**62, (200_000,))}, generation=2, tag="big")
         with pytest.raises(TierFullError) as caught:
             big.persist(folder)
         assert caught.value.wanted_bytes > 0
         assert folder.committed() == [old_marker]
         assert not (disk / big.directory / "zarr.json").exists()
-        old.check_complete(folder, old_marker)
+        old.assert_complete(folder, old_marker)
         folder.clear_uncommitted(big.directory)
-        small = Saved(generation=2, tag="small", state={"w": torch.randn(1000)})
+        small = SavedState({"w": torch.randn(1000)}, generation=2, tag="small")
         small_marker = small.persist(folder)
         assert folder.committed() == [old_marker, small_marker]
 
 
 def test_publish_again_by_the_same_author_is_idempotent(folder):
-    saved = Saved()
+    saved = SavedState(make_state())
     marker = saved.persist(folder)
     before = snapshot(where(folder))
     assert folder.publish(saved.manifest) == marker
@@ -289,19 +236,19 @@ def test_publish_again_by_the_same_author_is_idempotent(folder):
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("seed", "other"),
     [
-        {"token": "another"},
-        {"token": "another", "seed": 1},
-        {"seed": 1},
-        {"tag": "another_tag", "token": "another"},
+        (0, {"token": "another"}),
+        (1, {"token": "another"}),
+        (1, {}),
+        (0, {"tag": "another_tag", "token": "another"}),
     ],
 )
-def test_second_author_of_a_generation_loses_and_touches_nothing(folder, other):
-    saved = Saved()
+def test_second_author_of_a_generation_loses_and_touches_nothing(folder, seed, other):
+    saved = SavedState(make_state())
     marker = saved.persist(folder)
     before = snapshot(where(folder))
-    second = Saved(**other)
+    second = SavedState(make_state(seed), **other)
     with pytest.raises(CommitConflictError):
         folder.write_metadata(second.manifest)
     with pytest.raises(CommitConflictError):
@@ -311,7 +258,7 @@ def test_second_author_of_a_generation_loses_and_touches_nothing(folder, other):
 
 
 def test_publish_other_author_commits_in_between_loses(folder, monkeypatch):
-    mine, theirs = Saved(token="mine"), Saved(token="theirs")
+    mine, theirs = SavedState(make_state(), token="mine"), SavedState(make_state(), token="theirs")
     mine.write(folder)
     real = folder.store.create
 
@@ -326,11 +273,11 @@ def test_publish_other_author_commits_in_between_loses(folder, monkeypatch):
     with pytest.raises(CommitConflictError, match="with token theirs"):
         folder.publish(mine.manifest)
     (marker,) = folder.committed()
-    theirs.check_complete(folder, marker)
+    theirs.assert_complete(folder, marker)
 
 
 def test_publish_everything_is_durable_before_the_root_and_the_root_before_the_marker(folder, monkeypatch):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.write(folder)
     calls = []
     for name in ("write", "create", "sync"):
@@ -353,7 +300,7 @@ def test_publish_everything_is_durable_before_the_root_and_the_root_before_the_m
 
 
 def _publish_race(location, token, barrier, results):
-    saved = Saved(token=token)
+    saved = SavedState(make_state(), token=token)
     folder = CheckpointFolder(FolderStore(location))
     original = folder.store.create
 
@@ -373,7 +320,7 @@ def _publish_race(location, token, barrier, results):
 def test_publish_raced_by_processes_has_one_winner(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
-    Saved().write(CheckpointFolder(FolderStore(str(tmp_path))))
+    SavedState(make_state()).write(CheckpointFolder(FolderStore(str(tmp_path))))
     racers = [
         context.Process(target=_publish_race, args=(str(tmp_path), token, barrier, results))
         for token in ("author1", "author2")
@@ -395,7 +342,7 @@ def test_publish_raced_by_processes_has_one_winner(tmp_path):
 
 @pytest.mark.parametrize("what", ["chunk", "empty chunk", "document", "inline chunk", "manifest"])
 def test_publish_something_is_missing_is_refused_without_marker_or_root(folder, what):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.write(folder)
     inside = where(folder) / saved.directory
     if what == "empty chunk":
@@ -414,7 +361,7 @@ def test_publish_something_is_missing_is_refused_without_marker_or_root(folder, 
 
 
 def test_publish_other_manifest_was_written_is_refused(folder):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.write(folder)
     with pytest.raises(CorruptDataError, match="sha256"):
         folder.publish(replace(saved.manifest, created_unix=2.5))
@@ -424,7 +371,7 @@ def test_publish_other_manifest_was_written_is_refused(folder):
 
 
 def test_clear_others_removes_what_another_author_left(folder):
-    left, ours = Saved(token="gone", seed=1), Saved(token="ours")
+    left, ours = SavedState(make_state(1), token="gone"), SavedState(make_state(), token="ours")
     left.write(folder)
     stray = f"{left.directory}/model/no_longer_there/c/0"
     root = f"{left.directory}/zarr.json"
@@ -434,11 +381,11 @@ def test_clear_others_removes_what_another_author_left(folder):
     assert not folder.store.exists(stray)
     assert not folder.store.exists(root)
     ours.write(folder)
-    ours.check_complete(folder, folder.publish(ours.manifest))
+    ours.assert_complete(folder, folder.publish(ours.manifest))
 
 
 def test_clear_others_takes_nothing_from_whoever_writes_the_same(folder):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.write(folder)
     before = snapshot(where(folder))
     folder.clear_others(saved.manifest)
@@ -447,20 +394,20 @@ def test_clear_others_takes_nothing_from_whoever_writes_the_same(folder):
     before = snapshot(where(folder))
     folder.clear_others(saved.manifest)
     assert snapshot(where(folder)) == before
-    saved.check_complete(folder, marker)
+    saved.assert_complete(folder, marker)
 
 
 def test_clear_others_committed_by_another_author_raises_and_keeps_it(folder):
-    first = Saved(token="first")
+    first = SavedState(make_state(), token="first")
     first.persist(folder)
     before = snapshot(where(folder))
     with pytest.raises(CommitConflictError, match="first"):
-        folder.clear_others(Saved(token="second").manifest)
+        folder.clear_others(SavedState(make_state(), token="second").manifest)
     assert snapshot(where(folder)) == before
 
 
 def test_clear_uncommitted_leaves_committed_ones_alone(folder):
-    first, second = Saved(generation=1), Saved(generation=2)
+    first, second = SavedState(make_state(), generation=1), SavedState(make_state(), generation=2)
     first.persist(folder)
     before = snapshot(where(folder))
     second.write(folder)
@@ -481,7 +428,7 @@ def test_clear_uncommitted_leaves_committed_ones_alone(folder):
 
 
 def test_remove_takes_the_marker_first(folder):
-    saved = Saved()
+    saved = SavedState(make_state())
     saved.persist(folder)
     crashing = CrashingStore(folder.store, 3, after=False)
     with pytest.raises(TierError):
@@ -495,121 +442,10 @@ def test_remove_takes_the_marker_first(folder):
 def test_committed_order_is_numeric(folder):
     generations = [(9, "step_9000"), (10, "step_10000"), (100_000_000, "b"), (99_999_999, "a"), (2, "z")]
     for generation, tag in generations:
-        Saved(generation=generation, tag=tag, state={"n": generation}).persist(folder)
+        SavedState({"n": generation}, generation=generation, tag=tag).persist(folder)
     assert [(m.generation, m.tag) for m in folder.committed()] == sorted(generations)
 
 
 def test_nothing_saved_yet_is_an_empty_list(folder):
     assert folder.committed() == []
     assert folder.survey() == ((), ())
-
-
-MARKER = CommitMarker("run", 3, "t", "author", "0" * 64, 17, 1.5)
-BAD_MARKERS = {
-    "truncated": MARKER.to_bytes()[:-1],
-    "empty": b"",
-    "too_large": MARKER.to_bytes() + b" " * 100_000,
-    "of_another_generation": replace(MARKER, generation=4).to_bytes(),
-    "of_another_tag": replace(MARKER, tag="other").to_bytes(),
-    "newer": MARKER.to_bytes().replace(b'"version":1', b'"version":9'),
-    "pickle": pickle.dumps(MARKER),
-}
-
-
-@pytest.mark.parametrize("data", BAD_MARKERS.values(), ids=BAD_MARKERS)
-def test_marker_damaged_is_skipped_with_a_reason(folder, caplog, data):
-    good = Saved(generation=2, tag="good", state={"n": 1})
-    marker = good.persist(folder)
-    path = where(folder) / ".fastcheck/commits/00000003-t.json"
-    path.write_bytes(data)
-    with caplog.at_level(logging.WARNING):
-        survey = folder.survey()
-    assert survey.committed == (marker,)
-    ((name, reason),) = survey.damaged
-    assert name == ".fastcheck/commits/00000003-t.json"
-    assert "00000003-t.json" in reason
-    assert "00000003-t.json" in caplog.text
-    with pytest.raises(CorruptDataError):
-        folder.marker("00000003-t")
-
-
-def test_foreign_files_among_markers_are_no_checkpoints(folder):
-    commits = where(folder) / ".fastcheck/commits"
-    commits.mkdir(parents=True)
-    for name in ("notes.txt", "00000003-t.json~", "t.json", ".tmp-12", ".DS_Store"):
-        (commits / name).write_bytes(MARKER.to_bytes())
-    survey = folder.survey()
-    assert survey.committed == ()
-    assert {Path(path).name for path, _ in survey.damaged} == {"notes.txt", "00000003-t.json~", "t.json"}
-
-
-def test_listing_store_fails_raises_and_does_not_look_empty(folder, monkeypatch):
-    Saved(state={"n": 1}).persist(folder)
-    monkeypatch.setattr(Path, "read_bytes", lambda self: (_ for _ in ()).throw(OSError(5, "I/O error")))
-    with pytest.raises(TierError, match="EIO"):
-        folder.committed()
-
-
-class Bomb:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def __reduce__(self):
-        return Path(self.path).write_text, ("ran",)
-
-
-@pytest.mark.parametrize("marker_fits", [False, True])
-def test_manifest_replaced_by_a_pickle_is_refused_and_not_run(folder, tmp_path, marker_fits):
-    marker = Saved().persist(folder)
-    bomb = pickle.dumps(Bomb(str(tmp_path / "ran")))
-    path = where(folder) / ".fastcheck/manifests" / f"{marker.directory}.json"
-    path.write_bytes(bomb)
-    if marker_fits:
-        marker = replace(marker, manifest_sha256=digest_of_manifest(bomb))
-    with pytest.raises(UnknownFormatError if marker_fits else CorruptDataError, match=str(path.name)):
-        folder.load_manifest(marker)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_manifest_damaged_swapped_or_missing_is_named(folder, monkeypatch):
-    one, two = Saved(generation=1), Saved(generation=2)
-    marker = one.persist(folder)
-    two.persist(folder)
-    manifests = where(folder) / ".fastcheck/manifests"
-    path = manifests / f"{one.directory}.json"
-    good = path.read_bytes()
-    path.write_bytes(good[:-1])
-    with pytest.raises(CorruptDataError, match=r"00000001-t\.json"):
-        folder.load_manifest(marker)
-    other = (manifests / f"{two.directory}.json").read_bytes()
-    path.write_bytes(other)
-    with pytest.raises(CorruptDataError, match=r"00000001-t\.json"):
-        folder.load_manifest(marker)
-    with pytest.raises(CorruptDataError, match="not the manifest of 00000001-t"):
-        folder.load_manifest(replace(marker, manifest_sha256=digest_of_manifest(other)))
-    path.write_bytes(good)
-    monkeypatch.setattr(checkpoint_folder, "LIMIT_BYTES", len(good) - 1)
-    with pytest.raises(CorruptDataError, match="at most"):
-        folder.load_manifest(marker)
-    path.unlink()
-    with pytest.raises(ShardUnavailableError, match=r"00000001-t\.json"):
-        folder.load_manifest(marker)
-
-
-def test_read_chunk_missing_empty_or_outside_is_refused(folder):
-    saved = Saved()
-    marker = saved.persist(folder)
-    key = next(iter(saved.payloads))
-    got = folder.read_chunk(marker.directory, key)
-    assert (got.dtype, got.tobytes()) == (np.uint8, saved.payloads[key].tobytes())
-    target = where(folder) / marker.directory / key
-    target.write_bytes(b"")
-    with pytest.raises(ShardUnavailableError, match="is empty"):
-        folder.read_chunk(marker.directory, key)
-    target.unlink()
-    with pytest.raises(ShardUnavailableError, match=key):
-        folder.read_chunk(marker.directory, key)
-    with pytest.raises(ConfigError):
-        folder.read_chunk(marker.directory, "../../../etc/passwd")

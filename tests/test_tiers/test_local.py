@@ -19,27 +19,6 @@ MIB = 2**20
 _LEFT = ("new", "draft", "draft.new", "manifest.new")
 
 
-def _save(target: Slot, value: int, *, nbytes: int = MIB, generation: int | None = 1) -> None:
-    target.reserve(nbytes)
-    target.begin(f"token{value}", f"tag{value}")
-    target.data[:nbytes] = value
-    target.complete(b"draft", nbytes)
-    target.seal(b"manifest %d" % value)
-    if generation is not None:
-        target.commit(generation)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def tier(root):
-    with LocalTier("run", root) as tier:
-        yield tier
-
-
 @pytest.fixture
 def small_root(tmp_path, request, small_file_system):
     """Yield a file system of that many MiB."""
@@ -50,9 +29,9 @@ def small_root(tmp_path, request, small_file_system):
 # --- room
 
 
-def test_slot_with_room_keeps_its_file_and_content(tier):
+def test_slot_with_room_keeps_its_file_and_content(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1)
+    save_slot(target, 1)
     before = target.path.stat().st_ino, target.status
     for capacity in (0, MIB, 2 * MIB):
         target.reserve(capacity)
@@ -61,9 +40,9 @@ def test_slot_with_room_keeps_its_file_and_content(tier):
     assert target.path.stat().st_blocks * 512 >= 2 * MIB + HEADER_BYTES
 
 
-def test_slot_too_small_is_made_anew_and_readers_can_tell(tier):
+def test_slot_too_small_is_made_anew_and_readers_can_tell(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1)
+    save_slot(target, 1)
     sequence = target.status.sequence
     reader = Slot.open(target.path, readonly=True)
     old = reader.data
@@ -84,9 +63,9 @@ def test_slot_too_small_is_made_anew_and_readers_can_tell(tier):
     reader.close()
 
 
-def test_slot_in_use_is_not_made_anew(tier):
+def test_slot_in_use_is_not_made_anew(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1, generation=None)
+    save_slot(target, 1, generation=None)
     with pytest.raises(LayoutError, match="SEALED"):
         target.reserve(4 * MIB)
     assert target.read_manifest() == b"manifest 1"
@@ -104,7 +83,7 @@ def test_slot_replaced_under_a_copy_cannot_be_completed(tier):
 
 
 @pytest.mark.parametrize("small_root", [4], indirect=True)
-def test_tier_too_small_raises_with_both_numbers_and_leaves_nothing(small_root):
+def test_tier_too_small_raises_with_both_numbers_and_leaves_nothing(save_slot, small_root):
     with LocalTier("run", small_root) as tier:
         with pytest.raises(TierFullError) as caught:
             tier.slots[0].reserve(8 * MIB)
@@ -115,7 +94,7 @@ def test_tier_too_small_raises_with_both_numbers_and_leaves_nothing(small_root):
         assert "remount,size=" in str(error)
         assert f"{error.free_bytes:,}" in str(error)
         assert list(tier.path.iterdir()) == []
-        _save(tier.slots[0], 1)
+        save_slot(tier.slots[0], 1)
         for target, capacity in ((tier.slots[1], MIB), (tier.slots[0], 4 * MIB)):
             with pytest.raises(TierFullError):
                 target.reserve(capacity)
@@ -156,20 +135,20 @@ def test_slot_without_room_for_a_document_stays_as_it_was(small_root):
 
 
 @pytest.mark.parametrize("small_root", [8], indirect=True)
-def test_slot_grows_where_old_and_new_do_not_fit_together(small_root):
+def test_slot_grows_where_old_and_new_do_not_fit_together(save_slot, small_root):
     with LocalTier("run", small_root) as tier:
         target = tier.slots[0]
-        _save(target, 1, nbytes=4 * MIB)
+        save_slot(target, 1, nbytes=4 * MIB)
         target.reserve(6 * MIB)
         assert len(target.data) == 6 * MIB
         assert target.status.state is SlotState.EMPTY
 
 
 @pytest.mark.parametrize("small_root", [8], indirect=True)
-def test_slot_grows_though_others_map_the_old_memory(small_root):
+def test_slot_grows_though_others_map_the_old_memory(save_slot, small_root):
     with LocalTier("run", small_root) as tier:
         target = tier.slots[0]
-        _save(target, 1, nbytes=4 * MIB)
+        save_slot(target, 1, nbytes=4 * MIB)
         with Slot.open(target.path, readonly=True) as reader:
             assert int(reader.data[0]) == 1
             target.reserve(6 * MIB)
@@ -178,11 +157,13 @@ def test_slot_grows_though_others_map_the_old_memory(small_root):
 
 
 @pytest.mark.parametrize("small_root", [8], indirect=True)
-def test_slot_grows_while_old_memory_is_not_given_back_raises_and_works_later(small_root, monkeypatch):
+def test_slot_grows_while_old_memory_is_not_given_back_raises_and_works_later(
+    save_slot, small_root, monkeypatch
+):
     monkeypatch.setattr(slot, "give_back", lambda descriptor: None)
     with LocalTier("run", small_root) as tier:
         target = tier.slots[0]
-        _save(target, 1, nbytes=4 * MIB)
+        save_slot(target, 1, nbytes=4 * MIB)
         with Slot.open(target.path, readonly=True) as reader:
             with pytest.raises(TierFullError):
                 target.reserve(6 * MIB)
@@ -262,7 +243,7 @@ def test_tier_root_that_is_a_file_raises(tmp_path):
 @pytest.mark.parametrize(
     "name", ["slot0", "slot0.new", "slot0.draft", "slot0.draft.new", "slot0.manifest.new"]
 )
-def test_slot_symbolic_link_in_a_files_place_never_reaches_its_target(tier, tmp_path, name):
+def test_slot_symbolic_link_in_a_files_place_never_reaches_its_target(save_slot, tier, tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     (tier.path / name).symlink_to(victim)
@@ -271,13 +252,13 @@ def test_slot_symbolic_link_in_a_files_place_never_reaches_its_target(tier, tmp_
             with pytest.raises(ConfigError, match="slot0"):
                 use()
     else:
-        _save(tier.slots[0], 1)
+        save_slot(tier.slots[0], 1)
         assert tier.slots[0].read_manifest() == b"manifest 1"
     assert victim.read_bytes() == b"mine"
 
 
-def test_slot_document_that_is_a_symbolic_link_is_not_read(tier, tmp_path):
-    _save(tier.slots[0], 1)
+def test_slot_document_that_is_a_symbolic_link_is_not_read(save_slot, tier, tmp_path):
+    save_slot(tier.slots[0], 1)
     (tmp_path / "victim").write_bytes(b"manifest 1")
     (tier.path / "slot0.manifest").unlink()
     (tier.path / "slot0.manifest").symlink_to(tmp_path / "victim")
@@ -288,8 +269,8 @@ def test_slot_document_that_is_a_symbolic_link_is_not_read(tier, tmp_path):
 # --- reading and removing
 
 
-def test_tier_readonly_makes_nothing_and_refuses_changes(root, tier):
-    _save(tier.slots[0], 1)
+def test_tier_readonly_makes_nothing_and_refuses_changes(save_slot, root, tier):
+    save_slot(tier.slots[0], 1)
     with LocalTier("run", root, readonly=True) as reader:
         target = reader.slots[0]
         assert target.read_manifest() == b"manifest 1"
@@ -303,10 +284,10 @@ def test_tier_readonly_makes_nothing_and_refuses_changes(root, tier):
     assert sorted(p.name for p in root.iterdir()) == ["run"]
 
 
-def test_tier_removed_leaves_nothing(root):
+def test_tier_removed_leaves_nothing(save_slot, root):
     tiers = [LocalTier(name, root) for name in ("a", "b")]
     for tier, target in itertools.product(tiers, range(2)):
-        _save(tier.slots[target], 1)
+        save_slot(tier.slots[target], 1)
     (tiers[0].path / "lock").touch()
     view = tiers[0].slots[0].data
     tiers[0].remove()

@@ -1,16 +1,9 @@
-"""One slot: what each step leaves, what other processes see, what damage does."""
+"""One slot: what each step leaves, and what damage does."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import random
 import re
-import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -30,97 +23,9 @@ from fastcheck_dask.tiers.slot_header import BLOCK_BYTES, HEADER_BYTES, block_of
 
 MIB = 2**20
 
-#: Begins a snapshot in slot 1, copies half of it, says so, and waits to be killed.
-_HALF_A_COPY = """
-import sys
-from pathlib import Path
-from fastcheck_dask.tiers.local import LocalTier
-slot = LocalTier("run", Path(sys.argv[1])).slots[1]
-slot.reserve(2**20)
-slot.begin("half", "half")
-slot.data[: 2**19] = 7
-print("WRITING", flush=True)
-sys.stdin.read()
-"""
-#: Saves for ever, into the slots in turn; each byte of generation g, and its manifest, say g.
-_SAVE_FOR_EVER = """
-import sys
-from pathlib import Path
-from fastcheck_dask.tiers.local import LocalTier
-slots = LocalTier("run", Path(sys.argv[1])).slots
-generation = 0
-while True:
-    generation += 1
-    slot = slots[generation % 2]
-    slot.reserve(2**20)
-    slot.begin(f"token{generation}", f"tag{generation}")
-    slot.data[: 2**20] = generation % 251
-    slot.complete(b"draft %d" % generation, 2**20)
-    slot.seal(b"%d" % generation)
-    slot.commit(generation)
-    print(generation, flush=True)
-"""
-_DIGEST = """
-import hashlib, sys
-from pathlib import Path
-from fastcheck_dask.tiers.local import LocalTier
-slot = LocalTier("run", Path(sys.argv[1]), readonly=True).slots[0]
-print(hashlib.sha256(slot.data[: slot.status.data_bytes]).hexdigest(), slot.read_manifest().decode())
-"""
-_SAVE_ONCE = """
-import hashlib, sys
-import numpy as np
-from pathlib import Path
-from fastcheck_dask.tiers.local import LocalTier
-slot = LocalTier("run", Path(sys.argv[1])).slots[0]
-slot.reserve(10_000)
-slot.begin("token", "tag")
-slot.data[:10_000] = np.random.default_rng(5).integers(0, 256, 10_000)
-slot.complete(b"draft", 10_000)
-slot.seal(b"manifest")
-slot.commit(3)
-print(hashlib.sha256(slot.data[:10_000]).hexdigest())
-"""
-
-
-@contextlib.contextmanager
-def _running(code: str, *arguments: object):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _output(code: str, *arguments: object) -> str:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-
-
-def _save(target: Slot, value: int, *, nbytes: int = MIB, generation: int | None = 1) -> None:
-    target.reserve(nbytes)
-    target.begin(f"token{value}", f"tag{value}")
-    target.data[:nbytes] = value
-    target.complete(b"draft", nbytes)
-    target.seal(b"manifest %d" % value)
-    if generation is not None:
-        target.commit(generation)
-
 
 def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def tier(root):
-    with LocalTier("run", root) as tier:
-        yield tier
 
 
 # --- one save after the other
@@ -238,22 +143,22 @@ def test_slot_wrong_arguments_raise_and_change_nothing(tier):
     assert target.status.state is SlotState.SEALED
 
 
-def test_slots_hold_two_checkpoints_independently(tier):
-    _save(tier.slots[0], 1, generation=1)
-    _save(tier.slots[1], 2, generation=2)
-    _save(tier.slots[0], 3, generation=3)
+def test_slots_hold_two_checkpoints_independently(save_slot, tier):
+    save_slot(tier.slots[0], 1, generation=1)
+    save_slot(tier.slots[1], 2, generation=2)
+    save_slot(tier.slots[0], 3, generation=3)
     assert [s.status.generation for s in tier.slots] == [3, 2]
     assert [s.read_manifest() for s in tier.slots] == [b"manifest 3", b"manifest 2"]
     assert [set(s.data[:MIB].tolist()) for s in tier.slots] == [{3}, {2}]
 
 
-def test_slot_many_saves_keep_memory_and_descriptors(tier):
+def test_slot_many_saves_keep_memory_and_descriptors(save_slot, tier):
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     seen = []
     for number in range(30):
-        _save(tier.slots[number % 2], number, nbytes=16 * MIB, generation=number)
+        save_slot(tier.slots[number % 2], number, nbytes=16 * MIB, generation=number)
         assert tier.slots[number % 2].read_manifest() == b"manifest %d" % number
         seen.append((resident(), _descriptors()))
     assert seen[29][0] < seen[4][0] * 1.05
@@ -290,11 +195,11 @@ def test_slot_written_and_never_mapped_holds_the_bits(tier):
         tier.slots[1].write(0, bits)
 
 
-def test_slot_closed_gives_its_descriptors_back(root):
+def test_slot_closed_gives_its_descriptors_back(save_slot, root):
     before = _descriptors()
     tier = LocalTier("run", root)
     for target in tier.slots:
-        _save(target, 1)
+        save_slot(target, 1)
     assert _descriptors() == before + 2
     view = tier.slots[0].data
     tier.close()
@@ -306,98 +211,6 @@ def test_slot_closed_gives_its_descriptors_back(root):
     assert int(tier.slots[0].data[0]) == 1
     tier.close()
     assert _descriptors() == before
-
-
-# --- several processes
-
-
-def test_slot_written_by_one_process_is_read_by_another(tier, root):
-    digest = _output(_SAVE_ONCE, root)
-    target = tier.slots[0]
-    assert (target.status.state, target.status.generation) == (SlotState.COMMITTED, 3)
-    assert hashlib.sha256(target.data[:10_000]).hexdigest() == digest
-    _save(target, 4, nbytes=5000)
-    digest = hashlib.sha256(bytes([4]) * 5000).hexdigest()
-    assert _output(_DIGEST, root) == f"{digest} manifest 4"
-
-
-def test_slot_writer_killed_in_mid_copy_is_torn_and_the_other_intact(tier, root):
-    _save(tier.slots[0], 1, generation=8)
-    _save(tier.slots[1], 2, generation=9)
-    with _running(_HALF_A_COPY, root) as process:
-        assert process.stdout.readline() == "WRITING\n"
-        half = tier.slots[1]
-        assert half.status.state is SlotState.WRITING
-        assert not half.torn
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert half.torn
-    assert (half.status.token, half.status.generation) == ("half", None)
-    with pytest.raises(CorruptDataError, match="WRITING"):
-        half.read_manifest()
-    assert not tier.slots[0].torn
-    assert (tier.slots[0].status.state, tier.slots[0].status.generation) == (SlotState.COMMITTED, 8)
-    assert tier.slots[0].read_manifest() == b"manifest 1"
-    assert set(tier.slots[0].data[:MIB].tolist()) == {1}
-    half.clear()
-    _save(half, 5, generation=10)
-    assert half.read_manifest() == b"manifest 5"
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_slot_writer_killed_anywhere_leaves_a_whole_checkpoint(tier, root, seed):
-    chance = random.Random(seed)
-    with _running(_SAVE_FOR_EVER, root) as process:
-        reached = 0
-        for _ in range(chance.randint(2, 40)):
-            reached = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    whole = []
-    for target in tier.slots:
-        status = target.status
-        if status.state in (SlotState.SEALED, SlotState.COMMITTED):
-            number = int(target.read_manifest())
-            assert (status.token, status.data_bytes) == (f"token{number}", MIB)
-            assert set(target.data[:MIB].tolist()) == {number % 251}
-            if status.state is SlotState.COMMITTED:
-                assert status.generation == number
-                whole.append(number)
-        elif status.state is SlotState.SNAPSHOT:
-            assert target.read_draft().split()[1] == status.tag.removeprefix("tag").encode()
-            assert len(np.unique(target.data[:MIB])) == 1
-    assert max(whole) >= reached - 1
-    # A save that was under way when the process was killed is no obstacle to the next.
-    for target in tier.slots:
-        target.clear()
-        _save(target, 1)
-
-
-def test_slot_read_while_it_is_written_shows_one_state_at_a_time(tier):
-    target, reader = tier.slots[0], Slot(tier.slots[0].path, readonly=True)
-    stop, failures = threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            try:
-                status = reader.status
-                if status.state is SlotState.COMMITTED:
-                    assert status.token == f"token{status.generation}"
-                manifest = reader.read_manifest()
-                assert manifest.startswith(b"manifest ")
-            except CorruptDataError as error:
-                if "while the slot is" not in str(error):
-                    failures.append(error)
-            except AssertionError as error:
-                failures.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    for number in range(200):
-        _save(target, number, nbytes=10, generation=number)
-    stop.set()
-    thread.join()
-    assert failures == []
 
 
 # --- damage
@@ -433,9 +246,9 @@ def test_slot_header_write_torn_leaves_the_former_state(tier, step):
     assert target.status.sequence == former.sequence + 1
 
 
-def test_slot_header_torn_after_begin_never_shows_the_overwritten_checkpoint(tier):
+def test_slot_header_torn_after_begin_never_shows_the_overwritten_checkpoint(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1)
+    save_slot(target, 1)
     target.begin("next", "tag")
     target.data[:100] = 2
     _overwrite(target.path, block_offset(target.status), b"\0" * 100)
@@ -444,9 +257,9 @@ def test_slot_header_torn_after_begin_never_shows_the_overwritten_checkpoint(tie
         target.read_manifest()
 
 
-def test_slot_both_header_blocks_damaged_raises_until_cleared(tier):
+def test_slot_both_header_blocks_damaged_raises_until_cleared(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1)
+    save_slot(target, 1)
     _overwrite(target.path, 0, bytes(HEADER_BYTES))
     for use in (lambda: target.status, lambda: target.torn, target.read_manifest, lambda: target.reserve(10)):
         with pytest.raises(CorruptDataError, match="slot0"):
@@ -456,13 +269,13 @@ def test_slot_both_header_blocks_damaged_raises_until_cleared(tier):
     target.clear()
     assert target.status == SlotStatus()
     assert list(tier.path.iterdir()) == []
-    _save(target, 2)
+    save_slot(target, 2)
     assert target.read_manifest() == b"manifest 2"
 
 
-def test_slot_truncated_file_raises_instead_of_killing_the_process(tier):
+def test_slot_truncated_file_raises_instead_of_killing_the_process(save_slot, tier):
     target = tier.slots[0]
-    _save(target, 1)
+    save_slot(target, 1)
     target.close()
     os.truncate(target.path, MIB)
     with pytest.raises(CorruptDataError, match=f"{MIB:,} bytes"):
@@ -497,9 +310,9 @@ def test_slot_of_a_newer_format_raises_unknown_format(tier, monkeypatch):
         _ = target.status
 
 
-def test_slot_unsealed_snapshot_of_an_earlier_boot_counts_as_torn(tier, monkeypatch):
+def test_slot_unsealed_snapshot_of_an_earlier_boot_counts_as_torn(save_slot, tier, monkeypatch):
     unsealed, sealed = tier.slots
-    _save(sealed, 1, generation=None)
+    save_slot(sealed, 1, generation=None)
     unsealed.reserve(10)
     unsealed.begin("token", "tag")
     unsealed.complete(b"draft", 10)
