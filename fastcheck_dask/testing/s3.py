@@ -129,7 +129,8 @@ class S3Server:
             "-filer", f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}",
             "-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", f"-s3.config={self._folder / 's3.json'}",
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=1024", "-volume.max=50",
-            "-master.telemetry=false",
+            # One master alone need not wait for others before it leads again.
+            "-master.telemetry=false", "-master.electionTimeout=500ms", "-master.heartbeatInterval=100ms",
         ]  # fmt: skip
         guard = shutil.which("setpriv")
         if guard is not None:
