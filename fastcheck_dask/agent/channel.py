@@ -1,8 +1,7 @@
-"""Messages between processes of one host: length-prefixed msgpack over a socket. No pickle."""
+"""Messages between processes of one host: length-prefixed msgpack over a socket. No pickle, no event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import struct
@@ -13,7 +12,8 @@ import msgpack
 
 from fastcheck_dask.errors import ClosedError, CorruptDataError
 
-_LENGTH = struct.Struct("<I")
+#: What a message begins with.
+LENGTH = struct.Struct("<I")
 #: Bulk data never travels here (it lies in shared memory); this bounds what a damaged length can allocate.
 LIMIT_BYTES = 256 * 2**20
 
@@ -25,7 +25,7 @@ def pack(message: Message) -> bytes:
     body: bytes = msgpack.packb(message, use_bin_type=True)
     if len(body) > LIMIT_BYTES:
         raise CorruptDataError(f"a message of {len(body):,} bytes is larger than {LIMIT_BYTES:,}")
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def unpack(body: bytes) -> Message:
@@ -39,8 +39,9 @@ def unpack(body: bytes) -> Message:
     return message
 
 
-def _checked_length(head: bytes) -> int:
-    (length,) = _LENGTH.unpack(head)
+def checked_length(head: bytes) -> int:
+    """Return the length of the message that follows its head."""
+    (length,) = LENGTH.unpack(head)
     if length > LIMIT_BYTES:
         raise CorruptDataError(f"a message claims {length:,} bytes, at most {LIMIT_BYTES:,} are read")
     return int(length)
@@ -63,10 +64,10 @@ class BlockingChannel:
 
     def receive(self) -> Message | None:
         """Wait for one message; None when the other end is gone."""
-        head = self._exactly(_LENGTH.size)
+        head = self._exactly(LENGTH.size)
         if head is None:
             return None
-        body = self._exactly(_checked_length(head))
+        body = self._exactly(checked_length(head))
         return None if body is None else unpack(body)
 
     def _exactly(self, count: int) -> bytes | None:
@@ -95,47 +96,3 @@ class BlockingChannel:
         # A sender in mid-call would go on with a number that may be another file by then.
         with self._sending:
             self._socket.close()
-
-
-class AsyncChannel:
-    """One end of a channel on an event loop."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def over(cls, sock: socket.socket) -> AsyncChannel:
-        """Wrap a connected socket."""
-        sock.setblocking(False)
-        return cls(*await asyncio.open_connection(sock=sock))
-
-    async def send(self, message: Message) -> None:
-        """Send one message; `ClosedError` when the other end is gone."""
-        try:
-            self._writer.write(pack(message))
-            await self._writer.drain()
-        except OSError as error:
-            raise ClosedError(f"the other end of the channel is gone: {error}") from error
-
-    async def receive(self) -> Message | None:
-        """Wait for one message; None when the other end is gone."""
-        try:
-            head = await self._reader.readexactly(_LENGTH.size)
-            return unpack(await self._reader.readexactly(_checked_length(head)))
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-
-    def stop_receiving(self) -> None:
-        """Let a waiting `receive` return what has come, and then None: the other process is gone."""
-        transport = self._writer.transport
-        if not transport.is_closing():
-            transport.pause_reading()  # type: ignore[attr-defined]
-        self._reader.feed_eof()
-
-    async def close(self) -> None:
-        """Close this end. Idempotent."""
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            return

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from fastcheck_codecs import max_encoded_nbytes
 
-from fastcheck_dask.agent.channel import AsyncChannel, Message
+from fastcheck_dask.agent.async_channel import AsyncChannel
+from fastcheck_dask.agent.channel import Message
 from fastcheck_dask.engine.encode import Bits
 from fastcheck_dask.engine.plan import CastCheck, Job, Task
 from fastcheck_dask.engine.sending import EncodedChunk

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcheck_dask.agent.channel import AsyncChannel
+from fastcheck_dask.agent.async_channel import AsyncChannel
 from fastcheck_dask.agent.node_states import NodeStates
 from fastcheck_dask.agent.ranks import RankDuties
 from fastcheck_dask.agent.service import RunConfig, SaveService

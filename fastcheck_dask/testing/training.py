@@ -124,13 +124,19 @@ class TrainingHost:
         with contextlib.closing(connect(self.coordinator)) as coordinator:
             return coordinator.commits(self.run_id)
 
-    def load_elsewhere(self, tag: str | None = None, *, objects: bool = True) -> tuple[Any, LoadReport]:
-        """Load as another host would, with nothing in its shared memory, and without owning the run."""
+    def load_elsewhere(
+        self, tag: str | None = None, *, objects: bool = True, peers: bool = True
+    ) -> tuple[Any, LoadReport]:
+        """Load as another host would, with nothing in its shared memory, and without owning the run.
+
+        Without `objects` the object tier is not asked, and without `peers` no coordinator or storage node.
+        """
         with LocalTier(self.run_id, self.folder / "elsewhere") as local:
             folder = CheckpointFolder(open_store(str(self.objects))) if objects else None
             tls = DataTls.of(settings(**{k: v for k, v in self.options.items() if k.startswith("data_tls")}))
             client = partial(quick_client, tls=tls)
-            recovered = asyncio.run(Recovery(local, folder, client).load(self.records(), tag=tag))
+            records = self.records() if peers else ()
+            recovered = asyncio.run(Recovery(local, folder, client).load(records, tag=tag))
         assert recovered is not None, "nothing was ever committed"
         return recovered.state, recovered.report
 

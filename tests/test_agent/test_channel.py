@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcheck_dask.agent.channel import AsyncChannel, BlockingChannel, pack, unpack
+from fastcheck_dask.agent.async_channel import AsyncChannel
+from fastcheck_dask.agent.channel import BlockingChannel, pack, unpack
 from fastcheck_dask.errors import ClosedError, CorruptDataError
 
 values = st.recursive(

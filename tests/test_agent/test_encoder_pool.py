@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -304,3 +305,9 @@ def test_cpus_that_cannot_be_had_are_a_clear_error_and_leave_no_process(
     asyncio.run(main())
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_encoder_starts_without_what_it_does_not_need() -> None:
+    code = "import sys, fastcheck_dask.agent.encoder; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"asyncio", "ssl", "dask", "distributed", "zarr", "torch"} & set(done.stdout.split())

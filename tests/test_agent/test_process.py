@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fastcheck_dask.agent import process
-from fastcheck_dask.agent.channel import AsyncChannel, BlockingChannel, Message
+from fastcheck_dask.agent.async_channel import AsyncChannel
+from fastcheck_dask.agent.channel import BlockingChannel, Message
 from fastcheck_dask.agent.process import _Outbox, _Requests
 from fastcheck_dask.errors import TierError
 
