@@ -24,7 +24,7 @@ values = st.recursive(
         st.text(),
         st.binary(),
     ),
-    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
     max_leaves=10,
 )
 
@@ -38,7 +38,7 @@ def pair() -> Iterator[tuple[BlockingChannel, socket.socket]]:
     theirs.close()
 
 
-@given(st.dictionaries(st.text(), values))
+@given(st.dictionaries(st.text(), values, max_size=4))
 def test_message_packed_and_unpacked_is_equal(message: dict[str, object]) -> None:
     packed = pack(message)
     assert struct.unpack_from("<I", packed)[0] == len(packed) - 4
