@@ -139,7 +139,7 @@ import numpy as np
 from fastcheck_dask import FastCheckManager
 folder, coordinator = sys.argv[1:]
 def state(seed):
-    return {str(i): np.full(75, i + seed, np.float32) for i in range(2000)}
+    return {str(i): np.full(75, i + seed, np.float32) for i in range(5000)}
 def descriptors():
     return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), agent)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -156,8 +156,8 @@ for seed in range(2):
 """
     assert start_trainer(script, tmp_path, cluster.coordinator).end() == 0
     found = make(coordinator=cluster.coordinator, persist_every=0).load()
-    assert len(found) == 2000
-    assert all(found[str(i)].tobytes() == np.full(75, i + 1, np.float32).tobytes() for i in range(2000))
+    assert len(found) == 5000
+    assert all(found[str(i)].tobytes() == np.full(75, i + 1, np.float32).tobytes() for i in range(5000))
 
 
 def test_nodes_die_one_after_the_other_protection_degrades_and_says_so(
