@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than the cores of a small machine, since tests often wait for other processes; a file stays in one.
-TEST_PROCESSES ?= 3
+# Tests wait for other processes most of the time; a file stays in one process.
+TEST_PROCESSES ?= 2
 BENCH_STAMP := $(VENV)/.bench-installed
 
 .PHONY: venv demo test lint bench bench-codecs services clean
