@@ -103,7 +103,15 @@ def test_server_port_taken_meanwhile_another_is_tried(tmp_path, monkeypatch, zoo
         ZooKeeperServer(tmp_path, port=zookeeper.port).start()
 
 
-def test_free_ports_are_different():
+def test_free_ports_are_different_and_never_given_to_a_connection():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    lowest, highest = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert lowest < 11_000 or not any(lowest <= port <= highest for port in ports)
+
+
+def test_free_ports_where_connections_get_all_are_free_all_the_same(monkeypatch):
+    monkeypatch.setattr(server, "_LOWEST_PORT", 2**16)
     assert len(set(free_ports(20))) == 20
 
 
