@@ -98,22 +98,27 @@ def test_root_emptied_meanwhile_is_an_error_not_an_absence(coordinator, entries,
 # Answers that are missing
 
 
-def test_server_paused_outcome_is_open_and_the_change_is_made_later(own_server, open_coordinator, eventually):
-    entries = open_coordinator(
-        f"zk://{own_server.hosts}/root", timeout_seconds=0.5, session_seconds=20.0
-    ).entries
+def test_server_paused_outcome_is_open_and_the_change_is_made_later(
+    own_server, open_coordinator, monkeypatch, eventually
+):
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", session_seconds=20.0)
+    entries = coordinator.entries
     entries.apply(Create("a", b""))
     own_server.pause()
+    monkeypatch.setattr(coordinator._session, "timeout_seconds", 0.5)
     with pytest.raises(OutcomeUnknownError):
         entries.apply(Write("a", b"late", 0))
     with pytest.raises(CoordinationError):
         entries.get("a")
+    monkeypatch.undo()
     own_server.resume()
     eventually(lambda: entries.get("a") == Entry(b"late", 1))
 
 
-def test_server_killed_not_connected_and_nothing_was_sent(own_server, open_coordinator, eventually):
-    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", timeout_seconds=0.3, session_seconds=20.0)
+def test_server_killed_not_connected_and_nothing_was_sent(
+    own_server, open_coordinator, monkeypatch, eventually
+):
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", session_seconds=20.0)
     entries = coordinator.entries
     entries.apply(Create("a", b""), Create("live", b"", ephemeral=True))
     watch, session = entries.watch("a"), entries.session
@@ -121,8 +126,10 @@ def test_server_killed_not_connected_and_nothing_was_sent(own_server, open_coord
     own_server.kill()
     eventually(lambda: not entries.connected)
     assert entries.session == session
+    monkeypatch.setattr(coordinator._session, "timeout_seconds", 0.3)
     with pytest.raises(CoordinationError) as caught:
         entries.apply(Write("a", b"x", 0))
+    monkeypatch.undo()
     assert not isinstance(caught.value, OutcomeUnknownError)
     assert watch.wait(0.2) is False
     own_server.start()
