@@ -11,12 +11,18 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from fastcheck_dask.engine import pace
 from fastcheck_dask.testing.certificates import Certificates
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
 from fastcheck_dask.tiers.wire_tls import DataTls
+
+# Seeds are fixed, and a slow moment of the machine is no failure. Here, for all: a test takes what it does
+# not say itself from the profile that is there when it is defined.
+settings.register_profile("fastcheck", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile("fastcheck")
 
 #: As it is outside of tests.
 _JITTER_SECONDS = pace.JITTER_SECONDS
