@@ -21,7 +21,7 @@ from fastcheck_dask.coordination.connect import sqlite_path
 from fastcheck_dask.coordination.zookeeper.server import free_ports
 from fastcheck_dask.testing.stopping import stop_process
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 
 _NODE = """
