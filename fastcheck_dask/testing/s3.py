@@ -81,7 +81,7 @@ class S3Server:
         """Start, or start again with the same ports and data; returns when the bucket is there."""
         fresh = not self._ports
         for _ in range(_ATTEMPTS):
-            # Somebody may have taken one meanwhile; where it was before, it is known.
+            # Somebody may have taken one meanwhile. One that is started again has to be where it was.
             if fresh:
                 self._ports = free_ports(_PORTS)
             self._spawn()
