@@ -12,11 +12,21 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
+from fastcheck_dask.engine import pace
 from fastcheck_dask.testing.certificates import Certificates
 from fastcheck_dask.testing.s3 import S3Server, s3_environment
 from fastcheck_dask.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperMissingError, ZooKeeperServer
 from fastcheck_dask.tiers.wire_tls import DataTls
+
+# Seeds are fixed, and a slow moment of the machine is no failure. Here, for all: a test takes what it does
+# not say itself from the profile that is there when it is defined.
+settings.register_profile("fastcheck", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile("fastcheck")
+
+#: As it is outside of tests.
+_JITTER_SECONDS = pace.JITTER_SECONDS
 
 
 @contextlib.contextmanager
@@ -106,6 +116,18 @@ def tls(request: pytest.FixtureRequest) -> DataTls | None:
     """Have a test run on plain data ports, and on such with TLS."""
     found: DataTls | None = request.getfixturevalue("member") if request.param == "tls" else None
     return found
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have loads wait for a node that the others on a busy machine hold up; `impatient` loads do not."""
+    monkeypatch.setattr(pace, "JITTER_SECONDS", 20.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, nobody_is_late: None) -> None:
+    """Have loads go on without a node that is late, as they do outside of tests."""
+    monkeypatch.setattr(pace, "JITTER_SECONDS", _JITTER_SECONDS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ from fastcheck_dask.clock import Deadline
 from fastcheck_dask.demo.processes import Child, DemoFailedError
 
 NODES = 5
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 
 class Cluster:

@@ -133,7 +133,7 @@ class _Job:
 
     def _until_peer_kill(self, outcome: Outcome) -> None:
         plan = self._scenario
-        with self._trainer("first", "with checkpoints") as trainer:
+        with self._trainer("first", "with checkpoints", stay_at=plan.peer_kill_step) as trainer:
             outcome.attempts.append(trainer.attempt)
             trainer.follow(lambda now: now.last_step >= plan.peer_kill_step and len(now.reached("peers")) > 0)
             # The first of the nodes of a checkpoint holds a data shard, the last one the parity.
@@ -142,7 +142,8 @@ class _Job:
 
     def _until_object_kill(self, outcome: Outcome) -> None:
         plan = self._scenario
-        with self._trainer("second", "recovered from the storage nodes") as trainer:
+        title = "recovered from the storage nodes"
+        with self._trainer("second", title, stay_at=plan.object_kill_step) as trainer:
             self._recovered(trainer, outcome)
             trainer.follow(
                 lambda now: now.last_step >= plan.object_kill_step and len(now.reached("object")) > 0
@@ -184,7 +185,9 @@ class _Job:
             f"in {recovery.load_seconds:.2f} s"
         )
 
-    def _trainer(self, name: str, title: str, *, storage: Storage | str | None = "own") -> Trainer:
+    def _trainer(
+        self, name: str, title: str, *, storage: Storage | str | None = "own", stay_at: int | None = None
+    ) -> Trainer:
         return Trainer(
             self._scenario,
             self._storage if isinstance(storage, str) else storage,
@@ -195,6 +198,7 @@ class _Job:
             logs=self._cluster.logs,
             environment=self._cluster.environment,
             screen=self._screen,
+            stay_at=stay_at,
         )
 
     def _wipe_local(self) -> None:

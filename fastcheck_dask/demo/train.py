@@ -10,11 +10,12 @@ import argparse
 import hashlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fastcheck_dask.errors import FastCheckError
 from fastcheck_dask.manager import FastCheckManager, SaveHandle
 
 _SAVE_SECONDS = 120.0
+_LOOK_SECONDS = 0.02
 
 
 def tell(event: str, **values: Any) -> None:
@@ -188,8 +190,15 @@ def resume(manager: FastCheckManager, training: Training) -> None:
     )
 
 
-def train(training: Training, steps: int, *, manager: FastCheckManager | None, save_every: int) -> None:
-    """Train up to a step, telling and saving on the way."""
+def train(
+    training: Training,
+    steps: int,
+    *,
+    manager: FastCheckManager | None,
+    save_every: int,
+    stay_at: int | None = None,
+) -> None:
+    """Train up to a step, telling and saving on the way; at the step `stay_at` wait to be killed."""
     saves = None if manager is None else Saves(manager)
     while len(training.losses) < steps:
         started = time.monotonic()
@@ -199,9 +208,23 @@ def train(training: Training, steps: int, *, manager: FastCheckManager | None, s
             if len(training.losses) % save_every == 0:
                 saves.save(training)
             saves.report()
+            if len(training.losses) == stay_at:
+                _stay(saves)
     if saves is not None:
         saves.report(wait=True)
     tell("done", digests=training.digests(), losses=training.losses)
+
+
+def _stay(saves: Saves) -> NoReturn:
+    """Train no further, and go on telling how far saves have come.
+
+    Who kills this process on a busy machine may be late: meanwhile steps would be done, and saved, that are
+    to be lost.
+    """
+    pause = threading.Event()
+    while True:
+        pause.wait(_LOOK_SECONDS)
+        saves.report()
 
 
 def main() -> int:
@@ -216,6 +239,7 @@ def main() -> int:
     parser.add_argument("--coordinator")
     parser.add_argument("--local-dir")
     parser.add_argument("--save-every", type=int, default=1)
+    parser.add_argument("--stay-at", type=int, help="train no further than this, and wait to be killed")
     asked = parser.parse_args()
     training = prepare(asked.model, seed=asked.seed, quick=asked.quick)
     try:
@@ -233,7 +257,13 @@ def main() -> int:
         ) as manager:
             if manager is not None:
                 resume(manager, training)
-            train(training, asked.steps, manager=manager, save_every=asked.save_every)
+            train(
+                training,
+                asked.steps,
+                manager=manager,
+                save_every=asked.save_every,
+                stay_at=asked.stay_at,
+            )
     except FastCheckError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

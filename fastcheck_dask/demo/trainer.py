@@ -15,7 +15,7 @@ from fastcheck_dask.demo.progress import Screen
 from fastcheck_dask.demo.results import Attempt
 from fastcheck_dask.demo.scenario import TITLES, Scenario
 
-_SILENCE_SECONDS = 120.0
+_SILENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Trainer:
         None for a run without checkpoints.
     name, title : str
         Of the log, and on the screen.
+    stay_at : int, optional
+        The step at which it waits to be killed.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Trainer:
         logs: Path,
         environment: dict[str, str],
         screen: Screen,
+        stay_at: int | None = None,
     ) -> None:
         self._total = scenario.steps
         self._bar = screen.training(f"{TITLES[scenario.model]}: {title}", scenario.steps)
@@ -74,6 +77,7 @@ class Trainer:
         command += ["--quick"] if quick else []
         if storage is not None:
             command += [*storage.arguments(), "--save-every", str(scenario.save_every)]
+        command += [] if stay_at is None else ["--stay-at", str(stay_at)]
         self._child = Child(f"{scenario.model}-{name}", command, logs=logs, environment=environment)
 
     def follow(self, until: Callable[[Attempt], bool]) -> None:

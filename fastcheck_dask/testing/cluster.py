@@ -18,9 +18,10 @@ from typing import Any
 
 from fastcheck_dask.clock import Deadline
 from fastcheck_dask.coordination.connect import sqlite_path
+from fastcheck_dask.coordination.zookeeper.server import free_ports
 from fastcheck_dask.testing.stopping import stop_process
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 
 _NODE = """
@@ -92,7 +93,7 @@ class StorageCluster:
             raise
 
     def start_scheduler(self, port: int = 0) -> str:
-        """Start a Dask scheduler and return its address."""
+        """Start a Dask scheduler and return its address; it can be started again with the same port."""
         process = self._popen(
             "scheduler",
             [
@@ -101,7 +102,7 @@ class StorageCluster:
                 "--host",
                 "127.0.0.1",
                 "--port",
-                str(port),
+                str(port or free_ports(1)[0]),
                 *self._scheduler_options,
             ],
         )

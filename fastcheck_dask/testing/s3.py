@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fastcheck_dask.clock import Deadline
+from fastcheck_dask.coordination.zookeeper.server import free_ports
 from fastcheck_dask.testing.stopping import stop_process
 
 KEY: Final = "fastcheck"
@@ -79,15 +79,15 @@ class S3Server:
 
     def start(self) -> S3Server:
         """Start, or start again with the same ports and data; returns when the bucket is there."""
+        fresh = not self._ports
         for _ in range(_ATTEMPTS):
-            if not self._ports:
-                self._ports = _free_ports(_PORTS)
+            # Somebody may have taken one meanwhile. One that is started again has to be where it was.
+            if fresh:
+                self._ports = free_ports(_PORTS)
             self._spawn()
             if self._ready():
                 return self
             self.kill()
-            # Somebody may have taken a port meanwhile.
-            self._ports = []
         log = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"the S3 server did not start:\n{log[-3000:]}")
 
@@ -166,14 +166,6 @@ class S3Server:
         except urllib.error.HTTPError as error:
             return error.code in (401, 403)
         return True
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

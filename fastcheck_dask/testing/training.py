@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -27,8 +27,15 @@ from fastcheck_dask.tiers.object_store import open_store
 from fastcheck_dask.tiers.peer import PeerClient
 from fastcheck_dask.tiers.wire_tls import DataTls
 
-#: Failures are noticed quickly, and small states have many chunks.
-QUICK: dict[str, Any] = {"grace": "1.5 s", "connect_timeout": "1 s", "encoders": 1, "chunk_bytes": 4096}
+#: Nodes that hang are noticed soon, though none that the others on a busy machine hold up is taken for one.
+_GRACE_SECONDS: Final = 3.0
+#: And small states have many chunks.
+QUICK: Final[dict[str, Any]] = {
+    "grace": f"{_GRACE_SECONDS} s",
+    "connect_timeout": f"{_GRACE_SECONDS} s",
+    "encoders": 1,
+    "chunk_bytes": 4096,
+}
 
 
 def state_at(step: int, *, arrays: int = 6, size: int = 1500) -> dict[str, Any]:
@@ -151,4 +158,4 @@ class TrainingHost:
 
 def quick_client(name: str, address: str, *, tls: DataTls | None = None) -> PeerClient:
     """Return a client that gives up soon."""
-    return PeerClient(name, address, grace_seconds=1.0, connect_seconds=1.0, tls=tls)
+    return PeerClient(name, address, grace_seconds=_GRACE_SECONDS, connect_seconds=_GRACE_SECONDS, tls=tls)

@@ -83,4 +83,4 @@ def test_connect_zookeeper_down_fails_within_timeout():
         begin = time.monotonic()
         with pytest.raises(CoordinationError, match=rf"ZooKeeper at {host} did not answer within 0\.5 s"):
             connect(f"zk://{host}/root", timeout_seconds=0.5)
-    assert 0.5 <= time.monotonic() - begin < 3.0
+    assert 0.5 <= time.monotonic() - begin < 8.0

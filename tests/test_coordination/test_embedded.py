@@ -98,7 +98,7 @@ def test_call_file_locked_by_another_process_fails_within_timeout(path, node):
             begin = time.monotonic()
             with pytest.raises(CoordinationError, match=r"c\.db was still locked"):
                 coordinator.register(node("a"))
-            assert time.monotonic() - begin < 3.0
+            assert time.monotonic() - begin < 8.0
             # Readers do not wait for writers.
             assert coordinator.nodes() == ()
             stranger.execute("ROLLBACK")

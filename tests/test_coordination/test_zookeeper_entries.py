@@ -98,22 +98,27 @@ def test_root_emptied_meanwhile_is_an_error_not_an_absence(coordinator, entries,
 # Answers that are missing
 
 
-def test_server_paused_outcome_is_open_and_the_change_is_made_later(own_server, open_coordinator, eventually):
-    entries = open_coordinator(
-        f"zk://{own_server.hosts}/root", timeout_seconds=0.5, session_seconds=20.0
-    ).entries
+def test_server_paused_outcome_is_open_and_the_change_is_made_later(
+    own_server, open_coordinator, monkeypatch, eventually
+):
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", session_seconds=20.0)
+    entries = coordinator.entries
     entries.apply(Create("a", b""))
     own_server.pause()
+    monkeypatch.setattr(coordinator._session, "timeout_seconds", 0.5)
     with pytest.raises(OutcomeUnknownError):
         entries.apply(Write("a", b"late", 0))
     with pytest.raises(CoordinationError):
         entries.get("a")
+    monkeypatch.undo()
     own_server.resume()
     eventually(lambda: entries.get("a") == Entry(b"late", 1))
 
 
-def test_server_killed_not_connected_and_nothing_was_sent(own_server, open_coordinator, eventually):
-    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", timeout_seconds=0.3, session_seconds=20.0)
+def test_server_killed_not_connected_and_nothing_was_sent(
+    own_server, open_coordinator, monkeypatch, eventually
+):
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root", session_seconds=20.0)
     entries = coordinator.entries
     entries.apply(Create("a", b""), Create("live", b"", ephemeral=True))
     watch, session = entries.watch("a"), entries.session
@@ -121,8 +126,10 @@ def test_server_killed_not_connected_and_nothing_was_sent(own_server, open_coord
     own_server.kill()
     eventually(lambda: not entries.connected)
     assert entries.session == session
+    monkeypatch.setattr(coordinator._session, "timeout_seconds", 0.3)
     with pytest.raises(CoordinationError) as caught:
         entries.apply(Write("a", b"x", 0))
+    monkeypatch.undo()
     assert not isinstance(caught.value, OutcomeUnknownError)
     assert watch.wait(0.2) is False
     own_server.start()
@@ -159,34 +166,39 @@ def test_watch_change_while_the_connection_was_away_is_told(own_server, open_coo
     assert seen[-1] == 2
 
 
-def test_watches_closed_leave_nothing_with_the_server_or_kazoo(zookeeper, coordinator, entries):
-    before = watch_count(zookeeper)
+def test_watches_closed_leave_nothing_with_the_server_or_kazoo(own_server, open_coordinator):
+    # Of its own: one that is shared may still forget the watches of tests that are over.
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root")
+    entries = coordinator.entries
+    before = watch_count(own_server)
     for number in range(50):
         watches = [entries.watch(f"a/n{number}") for _ in range(3)]
-        assert watch_count(zookeeper) == before + 1
+        assert watch_count(own_server) == before + 1
         entries.apply(Create(f"a/n{number}", b""))
         assert all(watch.wait(20.0) for watch in watches)
         # Value and names, once for all three.
-        assert watch_count(zookeeper) == before + 2
+        assert watch_count(own_server) == before + 2
         if number % 2:
             entries.apply(Delete(f"a/n{number}", 0))
         for watch in watches:
             watch.close()
-        assert watch_count(zookeeper) == before
+        assert watch_count(own_server) == before
         assert callbacks(coordinator) == 0
     assert not entries._watches._places
 
 
-def test_watch_told_many_times_and_reads_leave_no_more_than_one_watch(zookeeper, coordinator, entries):
+def test_watch_told_many_times_and_reads_leave_no_more_than_one_watch(own_server, open_coordinator):
+    coordinator = open_coordinator(f"zk://{own_server.hosts}/root")
+    entries = coordinator.entries
     entries.apply(Create("a", b""))
     watch = entries.watch("a")
-    count = watch_count(zookeeper)
+    count = watch_count(own_server)
     for number in range(100):
         entries.apply(Write("a", b"", None), Create(f"a/n{number}", b""))
         assert watch.wait(20.0)
         entries.get("a")
         entries.names("a")
-    assert watch_count(zookeeper) == count
+    assert watch_count(own_server) == count
     assert callbacks(coordinator) == 2
     watch.close()
 

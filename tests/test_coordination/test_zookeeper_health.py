@@ -97,7 +97,7 @@ def test_listener_executed_sends_nothing_and_does_not_wait(zookeeper_url, open_c
 @pytest.mark.zookeeper
 def test_health_server_killed_and_back(tmp_path, open_coordinator, eventually):
     with ZooKeeperServer(tmp_path / "server") as server:
-        coordinator = open_coordinator(f"zk://{server.hosts}/root", session_seconds=1.0, timeout_seconds=5.0)
+        coordinator = open_coordinator(f"zk://{server.hosts}/root", session_seconds=3.0, timeout_seconds=5.0)
         first = coordinator.health()
         assert (first.state, first.hosts, first.why) == ("connected", server.hosts, "")
         server.kill()

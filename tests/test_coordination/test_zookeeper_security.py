@@ -298,4 +298,5 @@ def test_tls_certificate_of_the_server_wrong_says_why(tmp_path, authority, acces
         ZooKeeperServer(tmp_path, options),
         pytest.raises(CoordinationError, match=f"certificate is refused.*{said}"),
     ):
-        connect(f"zk://127.0.0.1:{port}/root", access=access(), timeout_seconds=3.0)
+        # A server that was just started takes its time for the first one who speaks TLS.
+        connect(f"zk://127.0.0.1:{port}/root", access=access(), timeout_seconds=8.0)

@@ -58,7 +58,7 @@ def check_model(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(540)
 def test_demo_quick_recovers_bit_for_bit_and_leaves_nothing(demo, tmp_path):
     before = local_tiers()
     output, _ = demo.communicate()
@@ -75,7 +75,7 @@ def test_demo_quick_recovers_bit_for_bit_and_leaves_nothing(demo, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_demo_terminated_midway_leaves_no_process(demo, tmp_path):
     assert demo.stdout is not None
     while "with checkpoints: step" not in demo.stdout.readline():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -40,6 +41,20 @@ def test_training_restored_goes_on_bit_for_bit(model):
     assert "weights" in fourth
     assert restored == fourth
     assert third != fourth
+
+
+def test_training_that_is_to_be_killed_goes_no_further_however_late_that_comes(tmp_path):
+    arguments = ["--model", "vgg", "--quick", "--steps", "14", "--seed", "5", "--save-every", "2"]
+    places = ["--checkpoint-dir", str(tmp_path / "ckpts"), "--local-dir", str(tmp_path / "local")]
+    command = [sys.executable, "-m", "fastcheck_dask.demo.train", *arguments, *places, "--stay-at", "5"]
+    told = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            told.append(json.loads(line))
+            # Much longer than a step takes.
+            if (told[-1].get("tag"), told[-1].get("level")) == ("step0004", "object"):
+                process.kill()
+    assert [event["step"] for event in told if event["event"] == "step"] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

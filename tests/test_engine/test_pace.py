@@ -12,6 +12,11 @@ from fastcheck_dask.engine.pace import JITTER_SECONDS, LATE_FACTOR, UNMEASURED_S
 from fastcheck_dask.errors import NodeUnavailableError
 
 
+@pytest.fixture(autouse=True)
+def as_it_is(impatient):
+    """Test what holds outside of tests."""
+
+
 def test_late_at_goes_by_the_median_of_the_others():
     pace = Pace()
     for shard, seconds in ((0, 1.0), (1, 2.0), (2, 60.0)):

@@ -125,6 +125,7 @@ def test_save_node_fails_while_it_is_told_of_the_commit_stays_committed(
     assert_is_state(run.load_elsewhere(objects=False)[0], 2)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", [killed, stopped, slow])
 def test_load_node_that_fails_is_overtaken_without_waiting_for_its_deadline(
     proxied: Proxied, run: TrainingHost, fault: Callable[..., None]
@@ -147,6 +148,7 @@ def test_load_node_that_fails_is_overtaken_without_waiting_for_its_deadline(
     assert report.source == "peers+parity"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_load_node_stopped_before_the_load_costs_no_deadline(proxied: Proxied, run: TrainingHost) -> None:
     first = run.save(run.manager(), 1).stats["nodes"][0]
     run.lose_memory()
@@ -161,6 +163,7 @@ def test_load_node_stopped_before_the_load_costs_no_deadline(proxied: Proxied, r
             proxied.proxies[first].cut()
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("parity_fault", [stopped, slow])
 @pytest.mark.parametrize("data_fault", [killed, stopped])
 def test_load_first_parity_that_hangs_is_overtaken_by_the_second(

@@ -1,16 +1,11 @@
-"""A profile of Hypothesis, and documents that look like trees."""
+"""Documents that look like trees."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-
-# Seeds are fixed, and a slow moment of the machine is no failure.
-settings.register_profile("layout", derandomize=True, deadline=None, max_examples=100)
-settings.load_profile("layout")
 
 JSON = st.recursive(
     st.none()

@@ -14,6 +14,7 @@ import pytest
 from fastcheck_dask import FastCheckManager
 from fastcheck_dask.errors import ConfigError, SaveFailedError, TooFewNodesError
 from fastcheck_dask.testing.cluster import StorageCluster
+from fastcheck_dask.testing.faults import FaultyCluster
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_nodes_die_one_after_the_other_protection_degrades_and_says_so(
     make: Any, kit: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, no_process_is_left: None
 ) -> None:
     with StorageCluster(tmp_path / "cluster", nodes=3, memory_bytes=2**28) as nodes:
-        manager = make(coordinator=nodes.coordinator, grace="1 s", connect_timeout="1 s")
+        manager = make(coordinator=nodes.coordinator)
         assert manager.save_async({"w": kit.noise(1)}, "three").wait().stats["nodes"] == ["n0", "n1", "n2"]
         nodes.kill("n1")
         two = manager.save_async({"w": kit.noise(2)}, "two").wait(timeout=kit.patience)
@@ -193,23 +194,29 @@ def test_scheduler_without_nodes_says_what_to_do_and_tells_the_coordinator(
 ) -> None:
     with StorageCluster(tmp_path / "cluster", nodes=0, scheduler=True) as nodes:
         with pytest.raises(ConfigError, match=r"no storage node is registered.*dask fastcheck storage"):
-            make(scheduler=nodes.scheduler, scheduler_timeout="500 ms")
+            make(scheduler=nodes.scheduler, scheduler_timeout="3 s")
         nodes.start_node("n0")
         manager = make(scheduler=nodes.scheduler, scheduler_timeout="30 s")
         assert manager.save_async({"w": kit.noise(1)}, "a").wait().stats["nodes"] == ["n0"]
 
 
-def test_agent_killed_while_sending_next_save_works(make: Any, kit: Any, cluster: StorageCluster) -> None:
-    manager: FastCheckManager = make(coordinator=cluster.coordinator)
-    manager.save_async({"w": kit.noise(1, 2**20)}, "a").wait()
-    agent = kit.agent_of(manager)
-    handle = manager.save_async({"w": kit.noise(2, 2**24)}, "b")
-    agent.kill()
-    failed = handle.exception(timeout=kit.patience)
-    assert isinstance(failed, SaveFailedError)
-    manager.save_async({"w": kit.noise(3, 2**20)}, "c").wait(timeout=kit.patience)
-    assert manager.load()["w"].tobytes() == kit.noise(3, 2**20).tobytes()
-    assert subprocess.run(["ps", "-p", str(agent.pid)], capture_output=True).returncode != 0
+def test_agent_killed_while_sending_next_save_works(make: Any, kit: Any, tmp_path: Path) -> None:
+    with FaultyCluster(tmp_path / "nodes", 2) as nodes:
+        manager: FastCheckManager = make(coordinator=nodes.coordinator, grace="15 s")
+        manager.save_async({"w": kit.noise(1, 2**20)}, "a").wait()
+        agent = kit.agent_of(manager)
+        # Else a fast agent may be done before it is killed.
+        nodes.proxies["n0"].hold("put")
+        handle = manager.save_async({"w": kit.noise(2, 2**24)}, "b")
+        nodes.proxies["n0"].wait_held("put")
+        agent.kill()
+        failed = handle.exception(timeout=kit.patience)
+        assert isinstance(failed, SaveFailedError)
+        nodes.release()
+        manager.save_async({"w": kit.noise(3, 2**20)}, "c").wait(timeout=kit.patience)
+        assert manager.load()["w"].tobytes() == kit.noise(3, 2**20).tobytes()
+        assert subprocess.run(["ps", "-p", str(agent.pid)], capture_output=True).returncode != 0
+        manager.close()
 
 
 def test_save_incremental_nodes_write_deltas_and_the_object_tier_alone_gives_them_back(

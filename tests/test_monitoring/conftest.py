@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastcheck_dask import FastCheckManager, cli
+from fastcheck_dask.coordination.zookeeper.server import free_ports
 from fastcheck_dask.testing.cluster import StorageCluster
 from fastcheck_dask.testing.faults import wait_until
 
 RUN = "training"
 MIB = 2**20
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def save(cluster: StorageCluster, folder: Path, run: str, *, persist_every: int = 0) -> FastCheckManager:
@@ -65,7 +58,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Return four nodes with one run on them, whose checkpoint is not in the object tier."""
-    folder, port = tmp_path_factory.mktemp("cluster"), free_port()
+    folder, (port,) = tmp_path_factory.mktemp("cluster"), free_ports(1)
     options = ["--dashboard-address", f"127.0.0.1:{port}", "--preload", "fastcheck_dask.monitoring.dashboard"]
     with StorageCluster(
         folder, 4, memory_bytes=64 * MIB, scheduler=True, scheduler_options=options

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,9 @@ _JVM: Final = (
     "-Dzookeeper.preAllocSize=512",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
+#: Lower ones belong to well-known services; among fewer than so many a free one might not be found.
+_LOWEST_PORT: Final = 10_000
+_ENOUGH_PORTS: Final = 1000
 _WORDS: Final = "conf,cons,dump,mntr,srvr,wchs"
 _POLL_SECONDS: Final = 0.02
 _STOP_SECONDS: Final = 10.0
@@ -272,9 +276,26 @@ class ZooKeeperServer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different loopback ports that were free a moment ago."""
+    """Return different loopback ports that were free a moment ago, and that no outgoing connection gets.
+
+    Of those that the kernel gives to connections, one could be taken by anybody between the end of a server
+    and its next start.
+    """
+    ports = range(_LOWEST_PORT, _lowest_given_port())
+    found: list[int] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(found) < count:
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                # Not from the generator of `random`: tests seed it alike in many processes.
+                probe.bind(("127.0.0.1", secrets.choice(ports) if len(ports) >= _ENOUGH_PORTS else 0))
+                found.append(int(probe.getsockname()[1]))
+    return found
+
+
+def _lowest_given_port() -> int:
+    """Return the lowest port that the kernel gives to who asks for any; 0 if that cannot be known."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return 0
