@@ -96,9 +96,7 @@ def export(
 def _export_safetensors(
     checkpoint: Checkpoint, file: Path, include: str | None, strip: str, force: bool, advance: Advance
 ) -> Exported:
-    chosen = [
-        array for array in checkpoint.values() if include is None or fnmatch.fnmatchcase(array.path, include)
-    ]
+    chosen = _chosen(checkpoint, include)
     if not chosen:
         raise LayoutError(f"no tensor of {checkpoint.tag} matches {include!r}")
     names = [array.path.removeprefix(strip) for array in chosen]
@@ -137,7 +135,15 @@ def _export_torch(
     state = unflatten(tree, get, arrays=arrays)
     with _whole_file(file, force) as target:
         torch.save(state, target)
-    return Exported(str(file), len(arrays), sum(spec.nbytes for spec in arrays), ())
+    chosen = _chosen(checkpoint, include)
+    return Exported(str(file), len(chosen), sum(array.nbytes for array in chosen), ())
+
+
+def _chosen(checkpoint: Checkpoint, include: str | None) -> list[LazyArray]:
+    """Return the tensors that are wanted, small ones as well."""
+    return [
+        array for array in checkpoint.values() if include is None or fnmatch.fnmatchcase(array.path, include)
+    ]
 
 
 @contextmanager

@@ -67,12 +67,12 @@ def test_safetensors_reads_back_here(opened, tmp_path):
 
 
 def test_torch_file_holds_the_state_as_it_was(opened, tmp_path):
-    export(opened, tmp_path / "x.pt")
+    assert export(opened, tmp_path / "x.pt").tensors == 7
     found = torch.load(tmp_path / "x.pt", weights_only=True)
     assert (found["step"], found["name"]) == (7, ("x", None))
     assert found["model"]["tied"] is found["model"]["w"]
     assert torch.equal(found["model"]["wide"], state()["model"]["wide"])
-    export(opened, tmp_path / "part.pt", include="model/w")
+    assert export(opened, tmp_path / "part.pt", include="model/w").tensors == 1
     assert torch.load(tmp_path / "part.pt").keys() == {"model"}
 
 
