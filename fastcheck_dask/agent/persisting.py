@@ -23,6 +23,7 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 Notify = Callable[[dict[str, Any]], None]
 IsPersisted = Callable[[Saved, int, bool, dict[str, Any]], Awaitable[None]]
+IsDelayed = Callable[[Saved, Exception], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Persisting:
     persisted : callable
         Is awaited when the object tier has a generation, with it, the number of its save, whether the
         coordinator knows, and what the handle shows.
+    delayed : callable
+        Is awaited when an attempt failed, with the generation and the error.
     pauses : sequence of float
         Seconds between attempts.
     """
@@ -60,10 +63,11 @@ class Persisting:
         notify: Notify,
         *,
         persisted: IsPersisted,
+        delayed: IsDelayed,
         pauses: Sequence[float] = PAUSES,
     ) -> None:
         self._persister, self._slots, self._notify = persister, slots, notify
-        self._persisted, self._pauses = persisted, pauses
+        self._persisted, self._is_delayed, self._pauses = persisted, delayed, pauses
         self._task: asyncio.Task[None] | None = None
         #: Set while somebody waits for the end of what is being persisted.
         self._hurry = asyncio.Event()
@@ -132,6 +136,7 @@ class Persisting:
             error = await self._attempt(saved, number, seq, attempt=attempt)
             if error is None:
                 return
+            await self._is_delayed(saved, error)
             if pause is None or not (isinstance(error, FastCheckError) and error.retryable):
                 self._failed(saved, seq, error)
                 return

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastcheck_dask.agent.delays import Delays
 from fastcheck_dask.agent.encoder_pool import EncoderPool
 from fastcheck_dask.agent.events import committed_event
 from fastcheck_dask.agent.lease import LeaseKeeper
@@ -149,7 +150,14 @@ class SaveService:
             settings.lease_seconds,
             partial(renew, coordinator.entries, config.run, settings.lease_seconds),
         )
-        self._persisting = Persisting(self._persister, self._slots, notify, persisted=self._is_persisted)
+        self._delays = Delays(coordinator, config.run)
+        self._persisting = Persisting(
+            self._persister,
+            self._slots,
+            notify,
+            persisted=self._is_persisted,
+            delayed=self._delays.failed,
+        )
         #: The newest commit of this agent and the number of its save, until the object tier has it.
         self._unpersisted: tuple[Saved, int] | None = None
         #: Of the newest checkpoint, be it in a slot or not: what is suspicious is judged by it.
@@ -391,6 +399,7 @@ class SaveService:
             self._unpersisted = None
         await self._mark_persisted()
         self._notify({"event": "persisted", "seq": seq, "stats": stats})
+        await self._delays.over()
         await self._retire()
 
     async def _resume_persist(self, latest: CommitRecord) -> None:

@@ -63,7 +63,11 @@ def describe(entries: Entries, run: str, description: RunDescription) -> None:
     CoordinationError
         If the coordinator cannot be reached.
     """
-    path, data = f"{DESCRIPTIONS}/{check_name(run, 'run')}", description.to_bytes()
+    publish(entries, f"{DESCRIPTIONS}/{check_name(run, 'run')}", description.to_bytes())
+
+
+def publish(entries: Entries, path: str, data: bytes) -> None:
+    """Have an entry say something, whatever it said before; nothing is written if it says so already."""
     while True:
         found = entries.get(path)
         if found is not None and found.value == data:
@@ -71,7 +75,7 @@ def describe(entries: Entries, run: str, description: RunDescription) -> None:
         try:
             entries.apply(Create(path, data) if found is None else Write(path, data, found.version))
         except (EntryConflictError, OutcomeUnknownError) as error:
-            logger.debug("description of run %s: %s", run, error)
+            logger.debug("%s: %s", path, error)
 
 
 def described_runs(entries: Entries) -> dict[str, RunDescription]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator, Health, NodeInfo
 from fastcheck_dask.coordination.candidacy import CANDIDATES, EPOCH, standing
+from fastcheck_dask.coordination.delays import Delay, read_delays
 from fastcheck_dask.coordination.entries import Entries
 
 
@@ -32,6 +34,8 @@ class RunStatus:
     #: Who owns it; None if no live process does.
     owner: str | None
     latest: CommitRecord | None
+    #: What keeps its checkpoints from the object tier, as far as who tried has told.
+    delay: Delay | None = None
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,11 @@ def gather(coordinator: Coordinator) -> CoordinationStatus:
         If it cannot be reached.
     """
     nodes = coordinator.nodes()
+    names = coordinator.runs()
+    delays = read_delays(coordinator.entries, *names)
     runs = tuple(
-        RunStatus(run, coordinator.owner(run), coordinator.latest(run)) for run in coordinator.runs()
+        RunStatus(run, coordinator.owner(run), coordinator.latest(run), delay)
+        for run, delay in zip(names, delays, strict=True)
     )
     return CoordinationStatus(
         coordinator.health(),
@@ -105,6 +112,16 @@ def lines(status: CoordinationStatus) -> Iterator[str]:
     yield f"runs: {len(status.runs) or 'none'}"
     for run in status.runs:
         yield f"  {run.name}  {_generation(run.latest)}; {_owner(run.owner)}"
+        if run.delay is not None:
+            yield f"    {delay_in_words(run.delay)}"
+
+
+def delay_in_words(delay: Delay) -> str:
+    """Return a delay as people read it."""
+    since = datetime.fromtimestamp(delay.since_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        f"generation {delay.generation} ({delay.tag}) is not in the object tier since {since}: {delay.reason}"
+    )
 
 
 def _generation(latest: CommitRecord | None) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 
 from fastcheck_dask.coordination.base import CommitRecord, Coordinator
+from fastcheck_dask.coordination.delays import forget_delay, note_delay
 from fastcheck_dask.coordination.runs import RunDescription, described_runs
 from fastcheck_dask.engine.chains import ChainPolicy
 from fastcheck_dask.engine.manifests import manifest_from_nodes
@@ -78,12 +81,23 @@ class PersistDuty:
             try:
                 record = await asyncio.to_thread(self._left_over, run, description)
                 if record is not None:
-                    await persist_from_nodes(self._coordinator, self._client, description, record)
+                    await self._persist(description, record)
             except FastCheckError as error:
                 failures.append(error)
         if failures:
             more = f" (and {len(failures) - 1} runs more)" if len(failures) > 1 else ""
             raise TierError(f"{failures[0]}{more}") from failures[0]
+
+    async def _persist(self, description: RunDescription, record: CommitRecord) -> None:
+        """Persist one generation; whoever looks at the cluster sees why that fails."""
+        entries, run = self._coordinator.entries, record.run
+        try:
+            await persist_from_nodes(self._coordinator, self._client, description, record)
+        except FastCheckError as error:
+            note = partial(note_delay, entries, run, record.generation, record.tag, str(error))
+            await asyncio.to_thread(note, now_unix=time.time())
+            raise
+        await asyncio.to_thread(forget_delay, entries, run)
 
     def _left_over(self, run: str, description: RunDescription) -> CommitRecord | None:
         latest = self._coordinator.latest(run)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcheck_dask.coordination.base import CommitRecord
-from fastcheck_dask.coordination.status import MasterStatus
+from fastcheck_dask.coordination.status import MasterStatus, delay_in_words
 from fastcheck_dask.monitoring.cluster import Cluster, Gone, NodeView, RunView, damaged_chunks, was_planned
 
 _COLOURS: Final = {"redundant": "green", "degraded": "yellow", "lost": "bold red"}
@@ -30,6 +30,11 @@ def render(cluster: Cluster) -> RenderableType:
     parts: list[RenderableType] = [_connection(cluster), _nodes(cluster), _runs(cluster)]
     if cluster.gone:
         parts.append(_gone(cluster))
+    parts += [
+        Text(f"{run.status.name}: {delay_in_words(run.status.delay)}", style="yellow")
+        for run in cluster.runs
+        if run.status.delay is not None
+    ]
     parts += [Text(node.trouble, style="yellow") for node in cluster.nodes if node.trouble]
     parts.append(Text(_SENTENCES[cluster.level], style=_COLOURS[cluster.level]))
     return Group(*parts)

@@ -48,9 +48,12 @@ class Rig:
         self.sources: list[bool] = []
         self.slots = Slots()
         self.delayed = asyncio.Event()
+        self.errors: list[str] = []
         slots: Any = self.slots
         persister: Any = self
-        self.persisting = Persisting(persister, slots, self.notify, persisted=self.persisted, pauses=pauses)
+        self.persisting = Persisting(
+            persister, slots, self.notify, persisted=self.persisted, delayed=self.failed, pauses=pauses
+        )
 
     async def persist(self, *_: Any, source: Any, **__: Any) -> Persisted:
         self.sources.append(source is not None)
@@ -62,6 +65,9 @@ class Rig:
     async def persisted(self, one: Any, seq: int, noted: bool, stats: dict[str, Any]) -> None:
         assert noted
         self.notify({"event": "persisted", "seq": seq, "stats": stats})
+
+    async def failed(self, one: Any, error: Exception) -> None:
+        self.errors.append(str(error))
 
     def notify(self, message: dict[str, Any]) -> None:
         self.told.append((message["event"], message["seq"]))
@@ -85,6 +91,7 @@ def test_transient_failures_are_tried_again_until_it_is_there(failures: int) -> 
         assert rig.stats[-1]["persist_attempts"] == failures + 1
         assert (rig.stats[-1]["persisted_bytes"], rig.stats[-1]["persist_error"]) == (7, None)
         assert all("busy" in stats["persist_error"] for stats in rig.stats[:-1])
+        assert rig.errors == ["busy"] * failures
         assert rig.slots.held == []
         assert not rig.persisting.busy
 
@@ -111,6 +118,7 @@ def test_what_will_not_pass_is_not_tried_again(error: Exception) -> None:
         assert rig.persisting._task is not None
         await rig.persisting._task
         assert rig.told == [("persist_failed", 7)]
+        assert rig.errors == [str(error)]
 
     run(test)
 

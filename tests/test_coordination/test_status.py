@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from fastcheck_dask import cli
 from fastcheck_dask.coordination.candidacy import Candidate
+from fastcheck_dask.coordination.delays import note_delay
 from fastcheck_dask.coordination.entries import Create, Write
 from fastcheck_dask.coordination.status import MasterStatus, gather, lines
 from fastcheck_dask.testing.fakes import FakeCoordinator
@@ -33,6 +34,7 @@ def test_status_command_tells_nodes_and_runs(url, open_coordinator, node, record
     coordinator.commit(record(), claim)
     coordinator.mark_persisted("run-1", 1, record().token)
     coordinator.claim("run-2", "pid 2 on h").close()
+    note_delay(coordinator.entries, "run-2", 3, "epoch3", "the disk is full", now_unix=3600.0)
     result = run("--coordinator", url)
     assert result.exit_code == 0, result.output
     first, *rest = result.output.splitlines()
@@ -43,6 +45,7 @@ def test_status_command_tells_nodes_and_runs(url, open_coordinator, node, record
         "runs: 2",
         "  run-1  generation 1 (epoch1), persisted on n0, n1; owned by pid 1 on h",
         "  run-2  nothing committed; no owner",
+        "    generation 3 (epoch3) is not in the object tier since 1970-01-01 01:00:00 UTC: the disk is full",
     ]
     told = json.loads(run("--coordinator", url, "--json").stdout)
     assert told["connection"]["state"] == "connected"
@@ -56,7 +59,9 @@ def test_status_command_tells_nodes_and_runs(url, open_coordinator, node, record
         "raw_bytes": 12,
         "nodes": ["n0", "n1"],
     }
-    assert told["runs"][1] == {"name": "run-2", "owner": None, "latest": None}
+    assert told["runs"][0]["delay"] is None
+    delay = {"generation": 3, "tag": "epoch3", "since_unix": 3600.0, "reason": "the disk is full"}
+    assert told["runs"][1] == {"name": "run-2", "owner": None, "latest": None, "delay": delay}
 
 
 def test_status_command_nothing_there_yet(url, open_coordinator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,11 +172,16 @@ def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_i
             assert "stored against s3://checkpoints/there/" in handle.stats["persist_error"]
             # Nothing is published that lacks its part, and nothing goes elsewhere in its place.
             assert [m.tag for m in folder_at(places["objects"]).committed()] == ["step1"]
-        assert "generation 2 (step2), not persisted" in coordination_text(nodes.coordinator, as_json=False)
+        told = coordination_text(nodes.coordinator, as_json=False)
+        assert "generation 2 (step2), not persisted" in told
+        assert re.search(
+            r"generation 2 \(step2\) is not in the object tier since .*s3://checkpoints/there", told
+        )
         assert handle.level == "peers"
         own_s3.start()
         handle.wait("object", timeout=120.0)
         assert handle.stats["persist_error"] is None
+        assert "is not in the object tier" not in coordination_text(nodes.coordinator, as_json=False)
     folder = folder_at(places["objects"])
     assert [m.tag for m in folder.committed()] == ["step1", "step2"]
     assert_lies_apart(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 import time
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from fastcheck_dask import cli
+from fastcheck_dask.coordination import connect
+from fastcheck_dask.coordination.delays import forget_delay, note_delay
 from fastcheck_dask.monitoring import command
 from fastcheck_dask.testing.faults import wait_until
 
@@ -66,6 +69,17 @@ def test_watch_shows_again_until_it_is_stopped(seen: Any, monkeypatch: pytest.Mo
 def test_status_that_cannot_be_told(arguments: list[str], status: int) -> None:
     result = CliRunner().invoke(cli.main, ["status", *arguments])
     assert (result.exit_code, result.stderr.count("\n")) == (status, 1), result.output
+
+
+def test_why_a_run_is_not_persisted_is_shown(seen: Any) -> None:
+    with contextlib.closing(connect(seen.cluster.coordinator)) as coordinator:
+        note_delay(coordinator.entries, "training", 1, "step1", "s3://b: 503", now_unix=3600.0)
+        stdout = " ".join(seen.status().stdout.split())
+        forget_delay(coordinator.entries, "training")
+    assert (
+        "training: generation 1 (step1) is not in the object tier since 1970-01-01 01:00:00 UTC: s3://b: 503"
+    ) in stdout
+    assert "is not in the object tier" not in seen.status().stdout
 
 
 def test_node_killed_is_shown_with_time_and_reason_and_a_second_one_loses_the_run(seen: Any) -> None:
