@@ -181,7 +181,11 @@ def test_one_of_the_two_locations_is_down_the_save_says_so_and_arrives_when_it_i
         own_s3.start()
         handle.wait("object", timeout=120.0)
         assert handle.stats["persist_error"] is None
-        assert "is not in the object tier" not in coordination_text(nodes.coordinator, as_json=False)
+        # The handle is told first.
+        wait_until(
+            lambda: "not in the object tier" not in coordination_text(nodes.coordinator, as_json=False),
+            "the status to be told that it is there",
+        )
     folder = folder_at(places["objects"])
     assert [m.tag for m in folder.committed()] == ["step1", "step2"]
     assert_lies_apart(folder)
