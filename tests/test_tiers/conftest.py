@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +40,22 @@ def _save(target: Slot, value: int, *, nbytes: int = 2**20, generation: int | No
 def save_slot() -> Callable[..., None]:
     """Return a function that saves bytes which are all of one value."""
     return _save
+
+
+@contextlib.contextmanager
+def _running(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def running() -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[str]]]:
+    """Return what runs a program beside the test, and kills it in the end."""
+    return _running
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -57,16 +56,6 @@ if child:
     print(child, flush=True)
 sys.stdin.read()
 """
-
-
-@contextlib.contextmanager
-def _running(code: str, *arguments: object):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def _tried_elsewhere(path: Path) -> tuple[bool, int]:
@@ -160,8 +149,8 @@ def test_lock_many_threads_at_once_has_one_winner(path):
     won[0].release()
 
 
-def test_lock_held_by_another_process_is_refused_and_named(lock, path):
-    with _running(_HOLD, path) as process:
+def test_lock_held_by_another_process_is_refused_and_named(lock, path, running):
+    with running(_HOLD, path) as process:
         assert process.stdout.readline() == "True\n"
         assert not lock.acquire()
         holder = lock.holder()
@@ -169,8 +158,8 @@ def test_lock_held_by_another_process_is_refused_and_named(lock, path):
         assert process_alive(process.pid, holder.start_time)
 
 
-def test_lock_holder_killed_is_free_whatever_its_file_says(lock, path):
-    with _running(_HOLD, path) as process:
+def test_lock_holder_killed_is_free_whatever_its_file_says(lock, path, running):
+    with running(_HOLD, path) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -179,8 +168,8 @@ def test_lock_holder_killed_is_free_whatever_its_file_says(lock, path):
         assert lock.acquire()
 
 
-def test_lock_waiter_gets_it_when_the_holder_releases(lock, path):
-    with _running(_HOLD, path) as process:
+def test_lock_waiter_gets_it_when_the_holder_releases(lock, path, running):
+    with running(_HOLD, path) as process:
         process.stdout.readline()
         got = []
         waiter = threading.Thread(target=lambda: got.append(lock.acquire(wait_seconds=60.0)))
@@ -220,8 +209,8 @@ def test_lock_survives_forked_children(lock, path):
     assert _tried_elsewhere(path) == (False, os.getpid())
 
 
-def test_lock_holder_killed_while_its_forked_child_lives_is_free(lock, path):
-    with _running(_FORK, path) as process:
+def test_lock_holder_killed_while_its_forked_child_lives_is_free(lock, path, running):
+    with running(_FORK, path) as process:
         child = int(process.stdout.readline())
         try:
             assert not lock.acquire()
@@ -263,10 +252,10 @@ def test_lock_file_that_becomes_a_held_one_while_it_is_opened_is_refused(lock, p
     assert _tried_elsewhere(path) == (False, os.getpid())
 
 
-def test_lock_held_without_description_is_named_by_the_kernel(lock, path):
+def test_lock_held_without_description_is_named_by_the_kernel(lock, path, running):
     for content in ("", "[]", '{"pid": 1, "start_time": 5, "host": "h", "role": "r", "since_unix": 1.0}'):
         path.write_text(content)
-        with _running(_LOCK_ONLY, path) as process:
+        with running(_LOCK_ONLY, path) as process:
             process.stdout.readline()
             holder = lock.holder()
             assert holder.pid == process.pid

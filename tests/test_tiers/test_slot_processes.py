@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import signal
@@ -73,16 +72,6 @@ print(hashlib.sha256(slot.data[:10_000]).hexdigest())
 """
 
 
-@contextlib.contextmanager
-def _running(code: str, *arguments: object):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def _output(code: str, *arguments: object) -> str:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
@@ -98,10 +87,10 @@ def test_slot_written_by_one_process_is_read_by_another(save_slot, tier, root):
     assert _output(_DIGEST, root) == f"{digest} manifest 4"
 
 
-def test_slot_writer_killed_in_mid_copy_is_torn_and_the_other_intact(save_slot, tier, root):
+def test_slot_writer_killed_in_mid_copy_is_torn_and_the_other_intact(save_slot, tier, root, running):
     save_slot(tier.slots[0], 1, generation=8)
     save_slot(tier.slots[1], 2, generation=9)
-    with _running(_HALF_A_COPY, root) as process:
+    with running(_HALF_A_COPY, root) as process:
         assert process.stdout.readline() == "WRITING\n"
         half = tier.slots[1]
         assert half.status.state is SlotState.WRITING
@@ -122,9 +111,9 @@ def test_slot_writer_killed_in_mid_copy_is_torn_and_the_other_intact(save_slot, 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_slot_writer_killed_anywhere_leaves_a_whole_checkpoint(save_slot, tier, root, seed):
+def test_slot_writer_killed_anywhere_leaves_a_whole_checkpoint(save_slot, tier, root, seed, running):
     chance = random.Random(seed)
-    with _running(_SAVE_FOR_EVER, root) as process:
+    with running(_SAVE_FOR_EVER, root) as process:
         reached = 0
         for _ in range(chance.randint(2, 40)):
             reached = int(process.stdout.readline())
