@@ -48,15 +48,16 @@ def choose_one(folder: CheckpointFolder, tag: str | None, *, directory: str | No
     """
     listing = list(folder.store.listing(""))
     ranks = survey_ranks(folder, [stored.path for stored in listing])
-    committed = folder.committed()
+    survey = folder.survey()
+    committed, rest = list(survey.committed), verify_rest(folder, survey=survey, listing=listing)
     if directory is not None:
-        if rest := tuple(_of_one(verify_rest(folder, listing), (), directory)):
-            return Chosen((), rest)
+        if meant := tuple(_of_one(rest, (), directory)):
+            return Chosen((), meant)
         return _with_roots([Part(folder, choose(folder, committed, tag, directory=directory))], ())
     own = [marker for marker in committed if tag in (None, marker.tag, marker.directory)]
     joint = newest_joint(ranks, tag, after_unix=own[-1].created_unix if own else float("-inf"))
     # Which checkpoint a damaged marker was of, nobody knows: it may have been the newest.
-    damaged = _damaged(ranks, tag) + tuple(_of_one(verify_rest(folder, listing), own, tag))
+    damaged = _damaged(ranks, tag) + tuple(_of_one(rest, own, tag))
     if joint is not None:
         return _with_roots(
             (part for part in joint.parts if part is not None), damaged + _harmed(folder, joint)
@@ -79,9 +80,10 @@ def choose_all(folder: CheckpointFolder) -> Chosen:
     TierError
         If the store does not answer.
     """
-    names = folder.store.list("")
-    ranks = survey_ranks(folder, names)
-    problems = [*verify_rest(folder), *_damaged(ranks)]
+    listing = list(folder.store.listing(""))
+    names = [stored.path for stored in listing]
+    ranks, survey = survey_ranks(folder, names), folder.survey()
+    problems = [*verify_rest(folder, survey=survey, listing=listing), *_damaged(ranks)]
     for rank, part in rank_folders(folder, names).items():
         problems += [
             _prefixed(problem, rank_prefix(rank))
@@ -90,7 +92,7 @@ def choose_all(folder: CheckpointFolder) -> Chosen:
         ]
     for joint in ranks.joint:
         problems += _harmed(folder, joint)
-    own = [Part(folder, marker) for marker in folder.committed()]
+    own = [Part(folder, marker) for marker in survey.committed]
     return _with_roots((*own, *ranks.parts), tuple(problems))
 
 

@@ -18,7 +18,7 @@ from fastcheck_dask.layout.chunks import Chunk
 from fastcheck_dask.layout.dtypes import codec_dtype
 from fastcheck_dask.layout.manifest import Manifest
 from fastcheck_dask.layout.zarr_tree import manifest_path
-from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, marker_path
+from fastcheck_dask.tiers.checkpoint_folder import CheckpointFolder, CommitMarker, Survey, marker_path
 from fastcheck_dask.tiers.store import Stored
 
 #: Is told how many raw bytes were verified.
@@ -152,15 +152,16 @@ def _verified(marker: CommitMarker, manifest: Manifest, problems: list[Problem],
     )
 
 
-def verify_rest(folder: CheckpointFolder, listing: Iterable[Stored] | None = None) -> tuple[Problem, ...]:
+def verify_rest(
+    folder: CheckpointFolder, *, survey: Survey | None = None, listing: Iterable[Stored] | None = None
+) -> tuple[Problem, ...]:
     """Return what is wrong with a location apart from its committed checkpoints.
 
-    These are damaged markers, and checkpoints that were written to the end and have no marker. `listing` is
-    everything that lies there, if it is known already.
+    These are damaged markers, and checkpoints that were written to the end and have no marker. `survey` and
+    `listing` are its markers and everything that lies there, if they are known already.
     """
-    problems = [
-        Problem(marker.path, Fault.DAMAGED, marker.reason, fatal=True) for marker in folder.survey().damaged
-    ]
+    damaged = (folder.survey() if survey is None else survey).damaged
+    problems = [Problem(marker.path, Fault.DAMAGED, marker.reason, fatal=True) for marker in damaged]
     for leftover in find(folder.store.listing("") if listing is None else listing, ()):
         # A save that is under way has this state, too, for a moment.
         if leftover.kind is Kind.UNMARKED and not folder.store.exists(marker_path(leftover.name)):

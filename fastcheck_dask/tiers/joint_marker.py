@@ -182,8 +182,11 @@ class JointFolder:
 
     def restore(self, marker: JointMarker) -> None:
         """Write a marker that :meth:`lost` gave anew; `TierError` if that cannot be."""
-        self._store.write(path_of(marker), marker.to_bytes())
-        self._store.sync(path_of(marker))
+        self._put(path_of(marker), marker)
+
+    def _put(self, path: str, marker: JointMarker) -> None:
+        self._store.write(path, marker.to_bytes())
+        self._store.sync(path)
 
     def copy_fault(self, marker: JointMarker) -> str | None:
         """Say what is wrong with the copy of a marker that is there; None if nothing is.
@@ -208,8 +211,7 @@ class JointFolder:
                     continue
             except ShardUnavailableError:
                 pass
-            self._store.write(path, marker.to_bytes())
-            self._store.sync(path)
+            self._put(path, marker)
             written.append(path)
         return written
 
